@@ -24,7 +24,7 @@ from pathlib import Path
 from repository import FOLDER
 
 ROOT = FOLDER.parent
-FOLDERS = ("compress", "deploy")
+FOLDERS = ("compress", "coralline_pycoral", "darwinn", "deploy")
 COMPLEX = 10
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -23,11 +23,11 @@ from paths import EDGETPU
 from compress import targets
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Operator
-from compress.targets.edgetpu.compiled import compiled_file, explanation
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.parameter_location import locate
-from compress.targets.edgetpu.compiled.schedule_comparison import align
-from compress.targets.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
+from compress.targets.edgetpu import schedule_comparison
+from darwinn import compiled_file, explainer
+from darwinn.cpu_part import compare_cpu_part
+from darwinn.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
+from darwinn.parameter_location import locate
 
 RESULTS = repository.RESULTS / "explain.json"
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
@@ -36,7 +36,7 @@ POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN")
 
 def in_order(operators: Sequence[ExplainedOperator], originals: Sequence[Operator]) -> list[bool]:
     """Return for each original operator whether it is in the longest common subsequence of both lists."""
-    kept = {original.index for original in align(operators, {}, originals).values()}
+    kept = {original.index for original in schedule_comparison.align(operators, {}, originals).values()}
     return [original.index in kept for original in originals]
 
 
@@ -117,8 +117,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     target = targets.load("edgetpu")
     file = compiled_file.read(folder / "compiled.tflite")
     model = graph.read(folder / "model.tflite")
-    alone = explanation.explain(file, name, None, target)
-    named = explanation.explain(file, name, model, target)
+    alone = explainer.explain(file, name)
+    named = schedule_comparison.explain(file, name, model, target)
     cpu = compare_cpu_part(file.graph, model, {custom_operator.operator.index for custom_operator in file.operators})
     originals = [operator for operator in model.operators if operator.index not in cpu.operators]
     operators = [operator for program in alone.programs for operator in program.operators]

@@ -18,7 +18,7 @@ import repository
 
 import atheris  # type: ignore[import-untyped]
 
-with atheris.instrument_imports(include=["compress", "deploy"]):
+with atheris.instrument_imports(include=["compress", "darwinn", "deploy"]):
     import fuzz_mutations
     import fuzz_targets
     from fuzz_targets import CORPUS, Seed

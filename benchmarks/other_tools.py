@@ -85,7 +85,7 @@ def pair_digest(subject: Subject, tool: Tool) -> str:
     """Return a digest of everything that a result depends on."""
     code = [OTHERS / f"{tool.worker}.py", OTHERS / "exchange.py"]
     code += [environments.ENVIRONMENTS[tool.environment].requirements] if tool.environment else []
-    code += code_of("compress", "deploy/contract") if not tool.environment else []
+    code += code_of("compress", "darwinn", "deploy/contract") if not tool.environment else []
     sources = [pair_digest(subject, TOOLS[name]) for name in tool.float_files_of]
     return digest_of(code, subject_digest(subject), tool.variant, *sources)
 

@@ -25,13 +25,13 @@ from paths import EDGETPU
 from retrained import differing_parts, other_scales, other_weights, without_tokens
 
 from compress.model.tflite import graph, structure
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.instruction_map import ModelChange
-from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
-from compress.targets.edgetpu.compiled.operator_constants import is_independent
-from compress.targets.edgetpu.compiled.relink import Relinked, relink
+from darwinn import compiled_file
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part
+from darwinn.instruction_map import ModelChange
+from darwinn.instructions import bundles, vector_instructions
+from darwinn.operator_constants import is_independent
+from darwinn.relink import Relinked, relink
 
 RESULTS = repository.RESULTS / "relink.json"
 SCALE_SEEDS = range(3)

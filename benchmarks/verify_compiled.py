@@ -25,11 +25,11 @@ from retrained import WEIGHTED, changed, other_weights
 
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.operator_constants import is_activation
-from compress.targets.edgetpu.compiled.verification import Verification, verify
+from darwinn import compiled_file
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part
+from darwinn.operator_constants import is_activation
+from darwinn.verification import Verification, verify
 
 RESULTS = repository.RESULTS / "verify_compiled.json"
 KINDS = ("weight", "bias", "channel scale", "scale", "zero point")

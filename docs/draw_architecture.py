@@ -31,6 +31,8 @@ def node_of(name: str) -> str | None:
     parts = name.split(".")
     if parts[0] == "deploy":
         return "deploy.contract" if parts[1:2] == ["contract"] else "deploy"
+    if parts[0] == "darwinn":
+        return "darwinn"
     if parts[0] != "compress" or len(parts) == 1:
         return None
     return parts[1] if (ROOT / "compress" / parts[1]).is_dir() else None
@@ -39,7 +41,9 @@ def node_of(name: str) -> str | None:
 def graph() -> Graph:
     """Return the packages that each package imports."""
     edges: Graph = {}
-    for path in sorted([*(ROOT / "compress").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")]):
+    for path in sorted(
+        [*(ROOT / "compress").rglob("*.py"), *(ROOT / "darwinn").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")]
+    ):
         node = node_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
         if node is None or path.name == "__main__.py":
             continue
@@ -82,9 +86,11 @@ def picture() -> str:
 def purposes() -> str:
     """Return a table of the packages, with the first paragraph of each docstring."""
     lines = ["| package | purpose |", "|---|---|"]
-    for path in sorted((ROOT / "compress").glob("*/__init__.py")):
+    packages = [*sorted((ROOT / "compress").glob("*/__init__.py")), ROOT / "darwinn" / "__init__.py"]
+    packages += sorted((ROOT / "deploy").glob("*/__init__.py"))
+    for path in packages:
         summary = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
-        lines.append(f"| `compress/{path.parent.name}` | {' '.join(summary.split())} |")
+        lines.append(f"| `{path.parent.relative_to(ROOT).as_posix()}` | {' '.join(summary.split())} |")
     return "\n".join(lines)
 
 

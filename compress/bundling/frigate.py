@@ -26,7 +26,7 @@ from compress.model.tflite.detection_postprocess import NAME as POSTPROCESS
 from compress.model.tflite.detection_postprocess import OUTPUTS
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import Graph, Operator, Quantization
-from compress.targets.edgetpu.darwinn_package import OPERATOR
+from darwinn.package import OPERATOR
 from deploy.contract import bundle
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector

@@ -17,7 +17,6 @@ from compress.core.errors import PipelineError
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph
 from compress.targets.compiler_settings import CompilerSettings
-from compress.targets.explanation import Explanation
 
 
 class TargetResult(Protocol):
@@ -28,22 +27,6 @@ class TargetResult(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a plain map."""
-
-
-class RelinkResult(TargetResult, Protocol):
-    """The result of putting a retrained model into the program of a compiled one."""
-
-    @property
-    def content(self) -> bytes | None:
-        """The new compiled file; None if it is refused."""
-
-
-class VerificationResult(TargetResult, Protocol):
-    """Whether a compiled file holds a model."""
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether it does; None if that cannot be decided."""
 
 
 class OperatorPlacement(Protocol):
@@ -424,64 +407,6 @@ class Target(ABC):
         """
         del graph, count, host, clock, compare
         raise PipelineError(f"the target {self.name} has no models in segments")
-
-    def inspect(self, compiled: Path, original: Path | None = None) -> TargetResult:
-        """Show the contents of a compiled model.
-
-        Args:
-            compiled: the file that the target's compiler wrote.
-            original: the .tflite file that it was compiled from, for a comparison with predictions.
-
-        Raises:
-            PipelineError: this target has no compiler.
-            ModelError: the file is not a compiled model.
-        """
-        del compiled, original
-        raise PipelineError(f"the target {self.name} has no compiled models")
-
-    def explain(self, compiled: Path, original: Path | None = None) -> Explanation:
-        """Explain what a compiled model does: operators, memory over time and transfers, from the file alone.
-
-        Args:
-            compiled: the file that the target's compiler wrote.
-            original: the .tflite file that it was compiled from, for names and for a comparison with the prediction.
-
-        Raises:
-            PipelineError: this target has no compiler.
-            ModelError: the file is not a compiled model.
-        """
-        del compiled, original
-        raise PipelineError(f"the target {self.name} has no compiled models")
-
-    def verify_compiled(self, model: Path, compiled: Path) -> VerificationResult:
-        """Return whether a compiled file holds a model.
-
-        Args:
-            model: the .tflite file, not compiled.
-            compiled: the file that the target's compiler wrote.
-
-        Raises:
-            PipelineError: this target has no compiler.
-            ModelError: a file cannot be read, or is not a compiled model.
-        """
-        del model, compiled
-        raise PipelineError(f"the target {self.name} has no compiled models")
-
-    def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> RelinkResult:
-        """Put a retrained model into the program of a compiled one.
-
-        Args:
-            new: the .tflite file of the retrained model.
-            old: the .tflite file that the template was compiled from.
-            template: the compiled file.
-            keep_names: whether the template's names of tensors stay.
-
-        Raises:
-            PipelineError: this target has no compiler.
-            ModelError: a file cannot be read or used.
-        """
-        del new, old, template, keep_names
-        raise PipelineError(f"the target {self.name} has no compiled models")
 
     def operators_page(self) -> str:
         """Return the manual page about the operators of this target.

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_no_class_name_is_used_twice() -> None:
     places = defaultdict[str, list[str]](list)
-    for package in ("compress", "deploy"):
+    for package in ("compress", "darwinn", "deploy"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):

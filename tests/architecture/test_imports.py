@@ -21,7 +21,7 @@ from compress.pipeline.schema import load
 from compress.surface.cli.main import main
 
 DEVICE_SIDE = ("coralline_pycoral", "deploy")
-PACKAGES = ("compress", *DEVICE_SIDE)
+PACKAGES = ("compress", "darwinn", *DEVICE_SIDE)
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 TENSORFLOW_ROOMS = ("model/ir", "model/importers", "tasks", "learning")
@@ -189,7 +189,7 @@ CHIP = re.compile(r"edge_?tpu|coral(?!line)", re.IGNORECASE)
 CHIP_IN_CODE = {
     "compress/targets/__init__.py": "the default target",
     "compress/core/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
-    "compress/bundling/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
+    "compress/surface/cli/models.py": "the commands for compiled files show what the Edge TPU's compiler wrote",
 }
 """Modules outside the folder of the target that name the chip in code; at most 5, each with the reason."""
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.tensorflow
 
 ROOT = Path(__file__).parents[2] / "compress"
 TARGET = load("edgetpu")
-EXEMPT = ("importers", "engines", "ir/layer_specs", "targets", "tflite/macs")
-"""Importers create all kinds of layers; engines use tf-keras; targets and macs name operators of TFLite."""
+EXEMPT = ("model/importers", "learning/tfmot", "model/ir/layer_specs", "targets", "model/tflite/macs")
+"""Importers create all kinds of layers; tfmot uses tf-keras; targets and macs name operators of TFLite."""
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Conv1D", "Conv2D", "SeparableConv1D", "SeparableConv2D"), (8, 3)),
     **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose"), (8, 3)),

@@ -45,7 +45,7 @@ def test_branches_are_found(source: str) -> None:
 def test_no_other_module_branches_on_the_task() -> None:
     branches = [
         f"{path.relative_to(ROOT)}:{line}"
-        for package in ("compress", "deploy")
+        for package in ("compress", "darwinn", "deploy")
         for path in sorted((ROOT / package).rglob("*.py"))
         if not path.relative_to(ROOT).as_posix().startswith(ALLOWED)
         for line in comparisons(path.read_text(encoding="utf-8"))

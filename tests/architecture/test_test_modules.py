@@ -41,7 +41,9 @@ def test_what_is_shared_is_in_support(importers: list[Path], forbidden: list[Pat
 
 def test_a_module_of_support_has_a_name_of_its_own() -> None:
     """If two modules had one name, Python would import the first one on the search path."""
-    others = names(TESTS) | names(BENCHMARKS) | {"compress", "deploy", "models"} | set(sys.stdlib_module_names)
+    others = (
+        names(TESTS) | names(BENCHMARKS) | {"compress", "darwinn", "deploy", "models"} | set(sys.stdlib_module_names)
+    )
     assert names(SUPPORT) & others == set()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compress.targets.edgetpu.compiled.instructions import MULTIPLY
-from compress.targets.edgetpu.compiled.program import PARAMETER_WRITE, TENSOR_BUNDLES, TRANSFER_KINDS
+from darwinn.instructions import MULTIPLY
+from darwinn.program import PARAMETER_WRITE, TENSOR_BUNDLES, TRANSFER_KINDS
 
 ALL_TILES = 0xFFFF
 WEIGHTS = max(MULTIPLY)

@@ -157,15 +157,14 @@ def read_tflite(folder: Path, seed: Seed) -> None:
 
 def explain_if_compiled(content: bytes) -> None:
     """Explain a compiled model, as JSON and as a page. Do nothing if the file is not a compiled model."""
-    from compress.report import explanation_page
-    from compress.targets import load
-    from compress.targets.edgetpu.compiled import compiled_file, explanation
+    from compress.surface import explanation_page
+    from darwinn import compiled_file, explainer
 
     try:
         file = compiled_file.parse(content)
     except CorallineError:
         return
-    result = explanation.explain(file, "compiled", None, load("edgetpu"))
+    result = explainer.explain(file, "compiled")
     json.dumps(result.to_json(), allow_nan=False)
     explanation_page.page(result)
 

@@ -8,9 +8,10 @@ from typing import Any
 from compress.core.errors import CorallineError
 from compress.model.tflite import graph
 from compress.targets import load
-from compress.targets.edgetpu import darwinn_package, inspection
+from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
+from darwinn import package
 
 TARGET = load("edgetpu")
 TIMES, ROOM = 10, 40 << 20
@@ -32,7 +33,7 @@ def inspection_text(content: bytes) -> str:
 
 def _reports(parsed: graph.Graph) -> str:
     reports: list[Any] = []
-    if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
+    if any(operator.custom and operator.name == package.OPERATOR for operator in parsed.operators):
         try:
             inspected = inspection.inspect_graph(parsed)
             reports += [inspected.to_json(), inspected.describe()]

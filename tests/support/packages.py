@@ -9,7 +9,7 @@ import flatbuffers
 from flatbuffers import flexbuffers
 
 from compress.model.tflite import graph
-from compress.targets.edgetpu import darwinn_package
+from darwinn import package
 
 Write = Callable[[flatbuffers.Builder], int]
 
@@ -99,7 +99,7 @@ def compiled(model: bytes, on_cpu: int = 0, executables: Sequence[bytes] = (CACH
     main = parsed.source.subgraphs[0]
     code, operator = schema.OperatorCodeT(), schema.OperatorT()
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.CUSTOM
-    code.customCode, code.version = darwinn_package.OPERATOR.encode(), 1
+    code.customCode, code.version = package.OPERATOR.encode(), 1
     operator.opcodeIndex = len(parsed.source.operatorCodes)
     kept = len(main.operators) - on_cpu
     operator.inputs, operator.outputs = list(main.inputs), list(main.operators[kept - 1].outputs)

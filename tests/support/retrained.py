@@ -10,8 +10,8 @@ import numpy as np
 
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Tensor
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.operator_constants import is_activation, unsigned_zero_point
+from darwinn.compiled_file import CompiledFile
+from darwinn.operator_constants import is_activation, unsigned_zero_point
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 _ONE_SCALE = ("AVERAGE_POOL_2D", "CONCATENATION", "MAX_POOL_2D", "MEAN", "PAD", "QUANTIZE", "RESHAPE", "SPLIT")

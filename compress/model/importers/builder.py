@@ -17,7 +17,7 @@ from compress.core.resources import manual, shipped
 from compress.core.suggestions import listing, nearest
 
 FUNCTION = "build"
-OURS = frozenset({"compress", "deploy"})
+OURS = frozenset({"compress", "darwinn", "deploy"})
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The names of the folders of installed packages."""
 DETECTOR = "detector"

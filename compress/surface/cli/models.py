@@ -18,6 +18,8 @@ LARGEST_SIZE = 4096
 if TYPE_CHECKING:
     from compress.surface.cli.parser import Parser, Subparsers
     from compress.targets.base import CheckResult, PlacementSummary
+    from compress.targets.edgetpu.inspection import InspectionResult
+    from darwinn.explanation import Explanation
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -298,7 +300,6 @@ def legalize(options: argparse.Namespace) -> int:
 def _add_inspect(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "inspect", "Show the contents of a compiled model", inspect)
     parser.add_argument("model", type=Path, help="a file written by edgetpu_compiler")
-    _add_target(parser)
     against = "the .tflite file that it was compiled from, to compare"
     parser.add_argument("--against", "--original", type=Path, metavar="MODEL", help=against)
     parser.add_argument(
@@ -314,22 +315,46 @@ def _add_inspect(subparsers: Subparsers) -> None:
 
 def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
-    from compress import targets
-
-    target = targets.load(options.target or targets.DEFAULT)
     if options.out is not None and not options.explain:
         raise PipelineError("-o is for the page of --explain", hint="add --explain")
-    result = target.explain(options.model, options.against) if options.explain else None
-    if result is not None and options.out is not None:
-        from compress.report import explanation_page
-
-        write_file(options.out, explanation_page.page(result), "the page cannot be written")
-    shown = target.inspect(options.model, options.against) if result is None else result
+    shown = _explain(options) if options.explain else _inspect(options)
     if options.json:
         write_json(shown.to_json())
     else:
         write(shown.describe().rstrip("\n"))
     return 0
+
+
+def _inspect(options: argparse.Namespace) -> InspectionResult:
+    from compress import targets
+    from compress.model.tflite import graph
+    from compress.targets.edgetpu import inspection
+
+    inspected = inspection.inspect(options.model)
+    if options.against is None:
+        return inspection.InspectionResult(inspected, None)
+    edgetpu = targets.load("edgetpu")
+    rows = inspection.compare_with_prediction(inspected, graph.read(options.against), edgetpu)
+    return inspection.InspectionResult(inspected, rows)
+
+
+def _explain(options: argparse.Namespace) -> Explanation:
+    from compress import targets
+    from compress.model.tflite import graph
+    from compress.targets.edgetpu import schedule_comparison
+    from darwinn import compiled_file, explainer
+
+    compiled = compiled_file.read(options.model)
+    if options.against is None:
+        explanation = explainer.explain(compiled, options.model.name)
+    else:
+        original, edgetpu = graph.read(options.against), targets.load("edgetpu")
+        explanation = schedule_comparison.explain(compiled, options.model.name, original, edgetpu)
+    if options.out is not None:
+        from compress.surface import explanation_page
+
+        write_file(options.out, explanation_page.page(explanation), "the page cannot be written")
+    return explanation
 
 
 def _add_verify_compiled(subparsers: Subparsers) -> None:
@@ -342,9 +367,10 @@ def _add_verify_compiled(subparsers: Subparsers) -> None:
 
 def verify_compiled(options: argparse.Namespace) -> int:
     """`python -m compress verify-compiled`."""
-    from compress import targets
+    from compress.model.tflite import graph
+    from darwinn import compiled_file, verification
 
-    result = targets.load(targets.DEFAULT).verify_compiled(options.model, options.compiled)
+    result = verification.verify(compiled_file.read(options.compiled), graph.read(options.model))
     if options.json:
         write_json(result.to_json())
     else:
@@ -375,11 +401,11 @@ def _add_relink(subparsers: Subparsers) -> None:
 
 def relink(options: argparse.Namespace) -> int:
     """`python -m compress relink`."""
-    from compress import targets
     from compress.core.files import explain, write_atomically
+    from darwinn.relink import relink_files
 
     old, template = options.template
-    result = targets.load(targets.DEFAULT).relink(options.model, old, template, keep_names=options.keep_names)
+    result = relink_files(options.model, old, template, keep_names=options.keep_names)
     if result.content is not None and options.out is not None:
         try:
             write_atomically(options.out, result.content)

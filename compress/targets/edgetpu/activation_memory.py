@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
 from compress.targets.edgetpu.constants import ARRAY
-from compress.targets.edgetpu.parameter_memory import round_up
+from darwinn.blocks import round_up
 
 TILES = ARRAY["tiles"]
 """The number of tiles along height, and along width."""

@@ -15,8 +15,8 @@ from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
-from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, round_up
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
+from darwinn.blocks import ROW_BLOCK, round_up
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8

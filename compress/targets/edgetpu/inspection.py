@@ -12,11 +12,10 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Tensor
 from compress.targets.base import Target
-from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.constants import MEMORY
-from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable
+from darwinn import compiled_file, package
+from darwinn.package import DarwinnPackage, Executable
 
 SCHEMA_VERSION = 1
 # The limits of the real parameter bytes, relative to the prediction for the same model. For 28 of 29 compiled models
@@ -168,7 +167,7 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     compiled = {operator.index for operator in custom_operators}
     cpu_ops = [operator.name for operator in parsed.operators if operator.index not in compiled]
     try:
-        packages = tuple(darwinn_package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
+        packages = tuple(package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
     except ModelError as error:
         error.where = where
         raise

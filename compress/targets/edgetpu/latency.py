@@ -18,7 +18,8 @@ from typing import Any
 from compress.targets.base import OperatorShape, Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.constants import ARRAY, LATENCY
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, round_up
+from compress.targets.edgetpu.parameter_memory import Parameters
+from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK, round_up
 
 TILES = ARRAY["tiles"]
 WEIGHTED = ("conv", "tconv", "fc")

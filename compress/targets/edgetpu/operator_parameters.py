@@ -7,7 +7,7 @@ observed in compiled models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -17,17 +17,23 @@ from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
 from compress.targets.edgetpu.constants import PARAMETERS
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, padded_rows, round_up
+from compress.targets.edgetpu.parameter_memory import Parameters
+from darwinn.blocks import (
+    FLATTENED_MAP_BYTES,
+    INPUT_BLOCK,
+    ChannelSource,
+    channel_sources,
+    padded_rows,
+    position,
+    round_up,
+)
 
 Count = Callable[[Operator, Graph, Target], Parameters]
-_Source = tuple[int, int, int]
 ELEMENTWISE = ("ADD", "MUL", "SUB", "MAXIMUM", "MINIMUM", "PRELU")
 """The operators that may have a constant operand. One that runs in passes stores it for each pass."""
-MAX_JOINED = 256
-"""The most concatenations and splits that are followed from one tensor, and the most outputs of a split."""
 CHANNELS_FIRST = (0, 3, 1, 2)
 """The transpose from channels last to channels first."""
-SINGLE_CHANNEL_FLATTEN = Parameters(PARAMETERS["flattened_map_bytes"], PARAMETERS["flattened_map_bytes"])
+SINGLE_CHANNEL_FLATTEN = Parameters(FLATTENED_MAP_BYTES, FLATTENED_MAP_BYTES)
 """The most memory for the flatten of a map with one channel."""
 MAX_VALUES = 1 << 20
 """The most values that are counted in parts; more do not fit on the chip."""
@@ -50,12 +56,6 @@ def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
 
 def _compiler(target: Target) -> str:
     return str(target.tables["compiler"]["version"])
-
-
-def _position(tensor: Tensor) -> tuple[int, int, int]:
-    """Return height, width and channels; missing dimensions are 1."""
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
@@ -84,7 +84,7 @@ def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
         raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
     touched = 1
     for axis, (letter, size) in enumerate(zip("HW", kernel, strict=True)):
-        length, positions = _position(inputs)[axis], _position(outputs)[axis]
+        length, positions = position(inputs)[axis], position(outputs)[axis]
         stride = operator.option(f"stride{letter}", 1)
         dilation = operator.option(f"dilation{letter}Factor", 1)
         if stride < 1:
@@ -131,8 +131,8 @@ def _transposed_convolution(operator: Operator, graph: Graph, target: Target) ->
 def _with_weights(operator: Operator, graph: Graph, target: Target, outputs: int, per_output: int) -> Parameters:
     """Return the memory for a convolution with a number of outputs, and of weights for each of them."""
     source = operator.inputs[2 if operator.name == "TRANSPOSE_CONV" else 0]
-    height, width, _ = _position(graph.tensors[source])
-    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
+    height, width, _ = position(graph.tensors[source])
+    output_height, output_width, _ = position(graph.output_tensors(operator)[0])
     parameters = parameter_memory.convolution(
         outputs,
         per_output,
@@ -191,7 +191,7 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
     producer = graph.producer.get(source.index)
     if producer is not None and producer.name == "RESHAPE":
         source = graph.tensors[producer.inputs[0]]
-    height, width, channels = _position(source)
+    height, width, channels = position(source)
     flattened = len(source.shape) == 4 and channels > 1 and height * width * channels == weights.shape[1]
     per_output = (
         height * width * round_up(channels, INPUT_BLOCK) if flattened else round_up(weights.shape[1], INPUT_BLOCK)
@@ -205,12 +205,12 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
 def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Count a depthwise convolution. With one channel it has the layout of a normal convolution."""
     _, kernel_h, kernel_w, outputs = graph.tensors[operator.inputs[1]].shape
-    height, width, channels = _position(graph.tensors[operator.inputs[0]])
+    height, width, channels = position(graph.tensors[operator.inputs[0]])
     taps = _taps(operator, graph, (kernel_h, kernel_w))
     overhead = _overhead(operator, graph, target)
     if channels != 1:
         return parameter_memory.depthwise(outputs, taps, overhead)
-    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
+    output_height, output_width, _ = position(graph.output_tensors(operator)[0])
     one_position_in = height * width == 1
     return parameter_memory.convolution(
         outputs, taps * INPUT_BLOCK, overhead, output_height * output_width, one_position_in=one_position_in
@@ -248,10 +248,10 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     A flatten may be absorbed by the input or a dense layer.
     """
     source, output = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
-    height, width, channels = _position(source)
+    height, width, channels = position(source)
     if channels % INPUT_BLOCK == 0 or height * width == 1:
         return parameter_memory.NONE
-    if width > 1 and _position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
+    if width > 1 and position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
         in_parts = PARAMETERS["joined_values_at_once"] < width * channels <= MAX_VALUES
         return _packed_in_parts(width, channels) if in_parts else _packed(width, channels)
     is_flatten = output.shape[-1:] == (output.elements,)
@@ -308,48 +308,19 @@ def _joined(operator: Operator, graph: Graph, target: Target) -> Parameters:
     for index in operator.outputs:
         consumers = graph.consumers.get(index, ())
         if index in graph.outputs or any(consumer.name not in ("CONCATENATION", "SPLIT") for consumer in consumers):
-            sizes.append(_gathered(_sources(index, graph), _position(graph.tensors[index]), graph))
+            sizes.append(_gathered(channel_sources(index, graph), position(graph.tensors[index]), graph))
     return Parameters(sum(size for size, _ in sizes), sum(allocated for _, allocated in sizes))
 
 
-def _gathered(sources: list[_Source], shape: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
+def _gathered(sources: list[ChannelSource], shape: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
     """Return the bytes in the compiled file, and the bytes allocated on the chip."""
     aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
     if aligned and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
         return 0, 0
-    read = sum(round_up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
+    read = sum(round_up(position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
     height, width, channels = shape
     parameters = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
     return parameters.size_bytes, parameters.allocated_bytes
-
-
-def _sources(index: int, graph: Graph, steps: Iterator[int] | None = None) -> list[_Source]:
-    """Return the sources of a tensor's channels before concatenations and splits: tensor, first channel, count."""
-    steps = iter(range(MAX_JOINED)) if steps is None else steps
-    operator, channels = graph.producer.get(index), _position(graph.tensors[index])[2]
-    if operator is None or not _along_channels(operator, graph) or next(steps, None) is None:
-        return [(index, 0, channels)]
-    if operator.name == "CONCATENATION":
-        return [source for source_index in operator.inputs for source in _sources(source_index, graph, steps)]
-    begin = operator.outputs.index(index) * channels
-    sources = []
-    for tensor, first, count in _sources(operator.inputs[1], graph, steps):
-        cut = max(begin, 0), min(begin + channels, count)
-        if cut[0] < cut[1]:
-            sources.append((tensor, first + cut[0], cut[1] - cut[0]))
-        begin -= count
-    return sources
-
-
-def _along_channels(operator: Operator, graph: Graph) -> bool:
-    """Return whether an operator concatenates or splits along channels."""
-    rank = len(graph.output_tensors(operator)[0].shape)
-    if operator.name == "CONCATENATION":
-        return bool(operator.option("axis", 0) % max(rank, 1) == rank - 1)
-    parts = len(operator.outputs)
-    if operator.name != "SPLIT" or parts > MAX_JOINED or not graph.tensors[operator.inputs[0]].is_constant:
-        return False
-    return int(graph.tensors[operator.inputs[0]].array().ravel()[0]) % max(rank, 1) == rank - 1
 
 
 def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -361,8 +332,8 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if not paddings.is_constant or len(paddings.shape) != 2 or not paddings.array()[-1].any():
         return parameter_memory.NONE
     input_channels, output_channels = (
-        _position(graph.tensors[operator.inputs[0]])[2],
-        _position(graph.output_tensors(operator)[0])[2],
+        position(graph.tensors[operator.inputs[0]])[2],
+        position(graph.output_tensors(operator)[0])[2],
     )
     bias_bytes = 0 if _compiler(target) == "16.0" else 4
     size = round_up(padded_rows(output_channels) * (round_up(input_channels, INPUT_BLOCK) + bias_bytes), 64)
@@ -381,7 +352,7 @@ def _transpose(operator: Operator, graph: Graph, target: Target) -> Parameters:
     permutation = graph.tensors[operator.inputs[1]]
     if not permutation.is_constant or tuple(permutation.array().ravel().tolist()) != CHANNELS_FIRST:
         return parameter_memory.NONE
-    height, width, channels = _position(graph.tensors[operator.inputs[0]])
+    height, width, channels = position(graph.tensors[operator.inputs[0]])
     size = padded_rows(INPUT_BLOCK * height) * INPUT_BLOCK * height + padded_rows(width) * INPUT_BLOCK * width
     if channels % INPUT_BLOCK:
         size += padded_rows(INPUT_BLOCK * channels) * (round_up(channels, INPUT_BLOCK) + 4)

@@ -11,22 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compress.targets.base import Target
-from compress.targets.edgetpu.constants import ARRAY, PARAMETERS
-
-ROW_BLOCK = ARRAY["output_channels"]
-INPUT_BLOCK = ARRAY["input_channels"]
-FEW_ROWS: int = PARAMETERS["few_rows"]
-"""A convolution with at most this number of outputs, and more than one input position, takes 4 rows."""
-
-
-def round_up(value: int, step: int) -> int:
-    """Return the smallest multiple of `step` that is not less than `value`."""
-    return -(-value // step) * step
-
-
-def padded_rows(outputs: int) -> int:
-    """Return the rows for a layer's outputs: a multiple of 16 up to 64, then of 64."""
-    return round_up(outputs, PARAMETERS["row_step"] if outputs <= ROW_BLOCK else ROW_BLOCK)
+from darwinn.blocks import FEW_ROWS, ROW_BLOCK, padded_rows, round_up
 
 
 @dataclass(frozen=True)

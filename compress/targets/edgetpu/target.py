@@ -13,14 +13,10 @@ from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph
 from compress.targets.base import CostModel, Target
 from compress.targets.compiler_settings import CompilerSettings
-from compress.targets.explanation import Explanation
 
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
-    from compress.targets.edgetpu.compiled.relink import Relinked
-    from compress.targets.edgetpu.compiled.verification import Verification
     from compress.targets.edgetpu.estimate import Estimate
-    from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
     from compress.targets.edgetpu.several.split import Split
 
@@ -83,38 +79,6 @@ class EdgeTpu(Target):
         from compress.targets.edgetpu.several import split
 
         return split.split(graph, self, count, self.cost.host(host), self.cost.clock(clock), compare=compare)
-
-    def inspect(self, compiled: Path, original: Path | None = None) -> InspectionResult:
-        """Show the contents of a compiled model, and compare it with the prediction for the original."""
-        from compress.model.tflite import graph
-        from compress.targets.edgetpu import inspection
-
-        inspected = inspection.inspect(compiled)
-        rows = None
-        if original is not None:
-            rows = inspection.compare_with_prediction(inspected, graph.read(original), self)
-        return inspection.InspectionResult(inspected, rows)
-
-    def explain(self, compiled: Path, original: Path | None = None) -> Explanation:
-        """Explain what a compiled model does: operators, memory over time and transfers, from the file alone."""
-        from compress.model.tflite import graph
-        from compress.targets.edgetpu.compiled import compiled_file, explanation
-
-        model = None if original is None else graph.read(original)
-        return explanation.explain(compiled_file.read(compiled), compiled.name, model, self)
-
-    def verify_compiled(self, model: Path, compiled: Path) -> Verification:
-        """Return whether a compiled file holds a model."""
-        from compress.model.tflite import graph
-        from compress.targets.edgetpu.compiled import compiled_file, verification
-
-        return verification.verify(compiled_file.read(compiled), graph.read(model))
-
-    def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> Relinked:
-        """Put a retrained model into the program of a compiled one."""
-        from compress.targets.edgetpu.compiled import relink
-
-        return relink.relink_files(new, old, template, keep_names=keep_names)
 
     def operators_page(self) -> str:
         """Return the manual page about the rules, the operators and the rewrites."""

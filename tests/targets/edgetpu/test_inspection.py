@@ -19,15 +19,14 @@ from paths import SHARED
 
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
-from compress.targets.edgetpu import darwinn_package, inspection
+from compress.targets.edgetpu import inspection
+from darwinn import package
 
 
 def compiled(path: Path, *custom: bytes) -> Path:
     """A .tflite file with a custom operator for each of these options, and one operator on the CPU."""
     letters = "abcdefgh"[: len(custom) + 2]
-    operators = [
-        Op(darwinn_package.OPERATOR, letters[index], letters[index + 1], custom=True) for index in range(len(custom))
-    ]
+    operators = [Op(package.OPERATOR, letters[index], letters[index + 1], custom=True) for index in range(len(custom))]
     operators.append(Op("SOFTMAX", letters[-2], letters[-1]))
     source = one_op.model({letter: Tensor((1, 4)) for letter in letters}, operators, "a", letters[-1])
     for operator, content in zip(source.subgraphs[0].operators, custom, strict=False):
@@ -92,16 +91,16 @@ def test_a_model_that_is_not_compiled_is_told_so(tmp_path: Path) -> None:
 
 
 def test_damaged_packages_are_errors_or_answers() -> None:
-    chance, package = random.Random(0), options(EXECUTION, CACHING)
+    chance, valid = random.Random(0), options(EXECUTION, CACHING)
     refused = 0
     for _ in range(3000):
-        content = bytearray(package)
+        content = bytearray(valid)
         for _ in range(chance.randint(1, 4)):
             content[chance.randrange(len(content))] = chance.randrange(256)
         if chance.random() < 0.2:
             del content[chance.randrange(len(content)) :]
         try:
-            darwinn_package.read(bytes(content))
+            package.read(bytes(content))
         except ModelError:
             refused += 1
     assert refused > 100

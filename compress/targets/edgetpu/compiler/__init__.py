@@ -28,7 +28,7 @@ from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.failures import Failure
 from compress.targets.edgetpu.compiler.host import CompilerRun, Docker, Host, Local, Ssh
 from compress.targets.edgetpu.compiler.log import CompilerReport, parse
-from compress.targets.edgetpu.darwinn_package import OPERATOR
+from darwinn.package import OPERATOR
 
 HOW_TO_COMPILE = (
     "run `edgetpu_compiler -s model.tflite` on an x86-64 Debian or Ubuntu machine (or container) that has the "

@@ -17,9 +17,9 @@ import numpy as np
 
 from compress.model.tflite.graph import Graph, Tensor
 from compress.model.tflite.verifier import Allowance
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.operator_constants import unsigned_zero_point
-from compress.targets.edgetpu.darwinn_package import Executable, LayerInfo, PackageTable
+from darwinn.compiled_file import CompiledFile
+from darwinn.operator_constants import unsigned_zero_point
+from darwinn.package import Executable, LayerInfo, PackageTable
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
 _MODEL_SUBGRAPHS, _MODEL_BUFFERS = 2, 4

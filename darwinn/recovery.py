@@ -18,8 +18,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.compiled.data_flow import step_reads
-from compress.targets.edgetpu.compiled.operator_geometry import (
+from darwinn.data_flow import step_reads
+from darwinn.operator_geometry import (
     Geometry,
     TileGrid,
     average_window,
@@ -29,10 +29,10 @@ from compress.targets.edgetpu.compiled.operator_geometry import (
     layout,
     pass_shape,
 )
-from compress.targets.edgetpu.compiled.parameter_layout import VECTOR_BLOCK
-from compress.targets.edgetpu.compiled.program_parameters import ProgramParameters
-from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, StepKind, TensorInstruction
-from compress.targets.edgetpu.compiled.traversal import WORD_BYTES
+from darwinn.parameter_layout import VECTOR_BLOCK
+from darwinn.program_parameters import ProgramParameters
+from darwinn.tensor_steps import ProgramStep, StepKind, TensorInstruction
+from darwinn.traversal import WORD_BYTES
 
 _MAX_PASS_DISTANCE = 64
 """The operators before a step that it can repeat."""

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
-from compress.targets.edgetpu.compiled.instructions import (
+from darwinn.instructions import (
     ADD,
     FIXED_POINT,
     MULTIPLY,

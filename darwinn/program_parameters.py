@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT
-from compress.targets.edgetpu.compiled.program import PARAMETER_WRITE, Program
+from darwinn.parameter_layout import ALIGNMENT
+from darwinn.program import PARAMETER_WRITE, Program
 
 _LINES = 1 << 16
 """The program counts the lines of its stream modulo this number."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, round_up
+from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK, round_up
 
 ALIGNMENT = 64
 """Every region starts at a multiple of this number of bytes, and is filled up with zeros."""

@@ -15,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
-from compress.targets.edgetpu import operator_parameters
-from compress.targets.edgetpu.compiled import parameter_layout
-from compress.targets.edgetpu.compiled.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
-from compress.targets.edgetpu.constants import PARAMETERS
-from compress.targets.edgetpu.parameter_memory import FEW_ROWS, INPUT_BLOCK, padded_rows, round_up
+from darwinn import parameter_layout
+from darwinn.blocks import (
+    FEW_ROWS,
+    FLATTENED_MAP_BYTES,
+    INPUT_BLOCK,
+    ROW_STEP,
+    channel_sources,
+    padded_rows,
+    position,
+    round_up,
+)
+from darwinn.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
 
 _INT8_OFFSET = 128
 """The compiler stores int8 as uint8, with this number added."""
@@ -103,12 +110,6 @@ def reciprocal(tensor: Tensor) -> np.float32:
     """Return 1 / scale, rounded to float32; 0 for a scale of 0."""
     divisor = scale(tensor)
     return np.float32(1) / divisor if divisor else divisor
-
-
-def position(tensor: Tensor) -> tuple[int, int, int]:
-    """Return height, width and channels; missing dimensions are 1."""
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
 
 
 def _weighted(
@@ -333,9 +334,9 @@ def _reshape(operator: Operator, graph: Graph) -> list[StoredParameters]:
     if channels % INPUT_BLOCK == 0 or height * width == 1 or vector.shape[-1:] != (vector.elements,):
         return []
     size = padded_rows(elements) * (height * width * INPUT_BLOCK + 4)
-    if channels == 1 and size > PARAMETERS["flattened_map_bytes"]:
+    if channels == 1 and size > FLATTENED_MAP_BYTES:
         # A large map of one channel is flattened 16 positions at a time.
-        elements = PARAMETERS["row_step"]
+        elements = ROW_STEP
     if elements * elements > _MOST_ONES:
         return []
     read = np.eye(elements, dtype=bool).reshape(elements, -1, channels)
@@ -349,7 +350,7 @@ def _joined(operator: Operator, graph: Graph) -> list[StoredParameters]:
         consumers = graph.consumers.get(index, ())
         if index not in graph.outputs and all(consumer.name in ("CONCATENATION", "SPLIT") for consumer in consumers):
             continue
-        sources = operator_parameters._sources(index, graph)
+        sources = channel_sources(index, graph)
         aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
         if aligned and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
             continue

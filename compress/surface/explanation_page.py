@@ -10,7 +10,7 @@ from compress.report import html
 from compress.report.blocks import Block, Cell, Details, Figure, Pairs, Section, Table, Text, missing, table
 from compress.report.program_chart import Band, Mark, Occupied, program_chart
 from compress.report.wording import shorten
-from compress.targets.explanation import (
+from darwinn.explanation import (
     ExplainedOperator,
     ExplainedProgram,
     ExplainedTransfer,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
-from compress.targets.edgetpu.compiled.operator_constants import (
+from darwinn.operator_constants import (
     DATA_MOVEMENT,
     INT8_OFFSET,
     is_activation,

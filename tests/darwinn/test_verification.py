@@ -22,12 +22,12 @@ from compress.core.errors import EXIT_PARTLY, EXIT_REFUSED, ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
 from compress.surface.cli.main import main
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, ParameterLayout
-from compress.targets.edgetpu.compiled.stored_parameters import Single, stored_parameters
-from compress.targets.edgetpu.compiled.verification import Verification, verify
+from darwinn import compiled_file
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part
+from darwinn.parameter_layout import ALIGNMENT, ParameterLayout
+from darwinn.stored_parameters import Single, stored_parameters
+from darwinn.verification import Verification, verify
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")

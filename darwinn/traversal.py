@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compress.targets.edgetpu.compiled.instructions import BUNDLE_BYTES
-from compress.targets.edgetpu.compiled.program import TENSOR_BUNDLES
+from darwinn.instructions import BUNDLE_BYTES
+from darwinn.program import TENSOR_BUNDLES
 
 WORD_BYTES = 4
 _LOOPS = 8

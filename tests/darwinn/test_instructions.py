@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import astuple, fields, replace
 
-from compress.targets.edgetpu.compiled.instructions import (
+from darwinn.instructions import (
     ADD,
     Constants,
     bundles,

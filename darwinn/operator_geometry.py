@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, prod
 
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT
-from compress.targets.edgetpu.compiled.program import TILE_COUNT
-from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, TensorInstruction, trailing_zeros
-from compress.targets.edgetpu.compiled.traversal import WORD_BYTES, Loop
-from compress.targets.edgetpu.parameter_memory import FEW_ROWS, INPUT_BLOCK, ROW_BLOCK, padded_rows, round_up
+from darwinn.blocks import FEW_ROWS, INPUT_BLOCK, ROW_BLOCK, padded_rows, round_up
+from darwinn.parameter_layout import ALIGNMENT
+from darwinn.program import TILE_COUNT
+from darwinn.tensor_steps import ProgramStep, TensorInstruction, trailing_zeros
+from darwinn.traversal import WORD_BYTES, Loop
 
 _OVERHEADS = (0, 4, 8, 12)
 """The possible bytes of multiplier, bias and zero point for each row."""

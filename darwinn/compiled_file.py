@@ -13,8 +13,8 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Operator
 from compress.model.tflite.verifier import Allowance
-from compress.targets.edgetpu import darwinn_package
-from compress.targets.edgetpu.darwinn_package import DarwinnPackage, DmaHints, Executable, PackageTable
+from darwinn import package
+from darwinn.package import DarwinnPackage, DmaHints, Executable, PackageTable
 
 MAX_INSTRUCTION_BYTES = 1 << 23
 """The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
@@ -100,7 +100,7 @@ def dma_hints(file: CompiledFile, compiled: CompiledOperator) -> tuple[DmaHints,
         ModelError: they are damaged.
     """
     positions = _custom_options(file.content, compiled.operator.index)
-    return darwinn_package.read_dma_hints(file.bytes_at(positions))
+    return package.read_dma_hints(file.bytes_at(positions))
 
 
 def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
@@ -109,10 +109,10 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
     Raises:
         ModelError: there are none.
     """
-    operators = tuple(parsed.custom_operators(darwinn_package.OPERATOR))
+    operators = tuple(parsed.custom_operators(package.OPERATOR))
     if not operators:
         raise ModelError(
-            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
+            f"has no {package.OPERATOR}: it is not compiled for the Edge TPU",
             where=where,
             hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
         )
@@ -121,8 +121,7 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
 
 def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:
     positions = _custom_options(content, operator.index)
-    package = darwinn_package.read(content[positions.start : positions.stop], positions.start)
-    return CompiledOperator(operator, package)
+    return CompiledOperator(operator, package.read(content[positions.start : positions.stop], positions.start))
 
 
 def _custom_options(content: bytes, index: int) -> range:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import NONE, Graph, Operator
-from compress.targets.edgetpu.compiled import operator_constants
-from compress.targets.edgetpu.compiled.instructions import (
+from darwinn import operator_constants
+from darwinn.instructions import (
     ADD,
     BUNDLE_BYTES,
     Constants,
@@ -29,7 +29,7 @@ from compress.targets.edgetpu.compiled.instructions import (
     replace_factor,
     vector_instructions,
 )
-from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
+from darwinn.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
 
 _MOST_CANDIDATES = 1_000_000
 """The limit of instructions times operators with the same constants; 30,000 in a large network."""

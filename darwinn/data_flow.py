@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.targets.edgetpu.compiled.operator_geometry import geometry_of, pass_shape
-from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, StepKind
+from darwinn.operator_geometry import geometry_of, pass_shape
+from darwinn.tensor_steps import ProgramStep, StepKind
 
 _MAX_DISTANCE = 512
 """The steps before a step that are searched for what it reads."""

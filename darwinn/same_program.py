@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.model.tflite.structure import describe
-from compress.targets.edgetpu.compiled.operator_constants import is_activation, unsigned_zero_point
+from darwinn.operator_constants import is_activation, unsigned_zero_point
 
 WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"})
 _WEIGHT, _BIAS = 1, 2

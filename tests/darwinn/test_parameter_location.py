@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, Matrix, NumberKind, Values, depthwise, vector
-from compress.targets.edgetpu.compiled.parameter_location import LeftoverKind, ParameterLocation, locate
-from compress.targets.edgetpu.compiled.stored_parameters import Single, stored_parameters
+from darwinn import compiled_file
+from darwinn.parameter_layout import ALIGNMENT, Matrix, NumberKind, Values, depthwise, vector
+from darwinn.parameter_location import LeftoverKind, ParameterLocation, locate
+from darwinn.stored_parameters import Single, stored_parameters
 
 
 def values(outputs: int, weights: int) -> Values:

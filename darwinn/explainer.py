@@ -8,31 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compress.core.errors import ModelError
-from compress.model.tflite.graph import Graph
-from compress.targets.base import Target
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile, CompiledOperator
-from compress.targets.edgetpu.compiled.data_flow import step_reads
-from compress.targets.edgetpu.compiled.instructions import bundles
-from compress.targets.edgetpu.compiled.parameter_location import parameter_bytes
-from compress.targets.edgetpu.compiled.program import (
-    OPERATION_NAMES,
-    TILE_COUNT,
-    Program,
-    ProgramTransfer,
-    read_program,
-)
-from compress.targets.edgetpu.compiled.program_parameters import (
-    ProgramParameters,
-    cached_parameters,
-    streamed_parameters,
-)
-from compress.targets.edgetpu.compiled.recovery import Certainty, RecoveredOperator, layout_text, recover
-from compress.targets.edgetpu.compiled.schedule_comparison import compare
-from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, tensor_steps
-from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
-from compress.targets.explanation import (
+from darwinn import compiled_file
+from darwinn.blocks import INPUT_BLOCK
+from darwinn.compiled_file import CompiledFile, CompiledOperator
+from darwinn.data_flow import step_reads
+from darwinn.explanation import (
     CPU_MARK,
     ExplainedOperator,
     ExplainedParameters,
@@ -41,6 +21,23 @@ from compress.targets.explanation import (
     Explanation,
     MemoryBuffer,
 )
+from darwinn.instructions import bundles
+from darwinn.package import DmaHint, DmaHints, Executable, LayerInfo
+from darwinn.parameter_location import parameter_bytes
+from darwinn.program import (
+    OPERATION_NAMES,
+    TILE_COUNT,
+    Program,
+    ProgramTransfer,
+    read_program,
+)
+from darwinn.program_parameters import (
+    ProgramParameters,
+    cached_parameters,
+    streamed_parameters,
+)
+from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover
+from darwinn.tensor_steps import ProgramStep, tensor_steps
 
 _CACHING = "PARAMETER_CACHING"
 _MAX_INPUTS = 64
@@ -78,26 +75,15 @@ class _ReadProgram:
     transfers: tuple[ExplainedTransfer, ...]
 
 
-def explain(file: CompiledFile, name: str, original: Graph | None, target: Target) -> Explanation:
-    """Explain a compiled file.
-
-    Args:
-        file: the compiled file.
-        name: its name.
-        original: the model that it was compiled from, to name its operators and to compare the prediction.
-        target: the Edge TPU, for the prediction.
+def explain(file: CompiledFile, name: str) -> Explanation:
+    """Explain a compiled file by its name in texts.
 
     Raises:
         ModelError: the DMA hints are damaged, or a program is too large.
     """
     parts = [_read_part(file, compiled, first) for compiled, first in _parts(file)]
     programs = [_explained(number, program) for number, part in enumerate(parts, 1) for program in part]
-    explanation = Explanation(name, _order(file), tuple(programs), None, _limits(parts))
-    if original is None:
-        return explanation
-    operators, comparison = compare(file, original, target, explanation.programs)
-    programs = [replace(program, operators=named) for program, named in zip(programs, operators, strict=True)]
-    return replace(explanation, programs=tuple(programs), comparison=comparison)
+    return Explanation(name, _order(file), tuple(programs), None, _limits(parts))
 
 
 def _parts(file: CompiledFile) -> list[tuple[CompiledOperator, int]]:

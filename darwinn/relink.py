@@ -20,17 +20,16 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph as graphs
 from compress.model.tflite import structure
 from compress.model.tflite.graph import Graph
-from compress.targets.edgetpu import darwinn_package
-from compress.targets.edgetpu.compiled import compiled_file, parameter_location, same_program, surroundings
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.instruction_map import ModelChange, missing_instructions, plan_program
-from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
-from compress.targets.edgetpu.compiled.parameter_layout import Values
-from compress.targets.edgetpu.compiled.parameter_location import ParameterRegion
-from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters, stored_parameters
-from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
-from compress.targets.edgetpu.compiled.verification import verify
+from darwinn import compiled_file, package, parameter_location, same_program, surroundings
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part
+from darwinn.instruction_map import ModelChange, missing_instructions, plan_program
+from darwinn.instructions import bundles, vector_instructions
+from darwinn.parameter_layout import Values
+from darwinn.parameter_location import ParameterRegion
+from darwinn.stored_parameters import StoredParameters, stored_parameters
+from darwinn.surroundings import Replacement, TensorPair
+from darwinn.verification import verify
 
 SCHEMA_VERSION = 1
 NOTES = (
@@ -89,7 +88,7 @@ def relink_files(new: Path, old: Path, template: Path, *, keep_names: bool = Fal
             contents.append(path.read_bytes())
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
-        if graphs.parse(contents[-1], str(path)).custom_operators(darwinn_package.OPERATOR):
+        if graphs.parse(contents[-1], str(path)).custom_operators(package.OPERATOR):
             raise ModelError("is compiled already", where=str(path), hint="give the model that it was compiled from")
     return relink(contents[0], contents[1], compiled_file.read(template), keep_names=keep_names)
 

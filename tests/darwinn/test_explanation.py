@@ -16,10 +16,11 @@ from paths import EDGETPU
 from compress import targets
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
-from compress.report import explanation_page
+from compress.surface import explanation_page
 from compress.surface.cli.main import main
-from compress.targets.edgetpu.compiled import compiled_file, explanation
-from compress.targets.explanation import ExplainedProgram, Explanation, order_text
+from compress.targets.edgetpu import schedule_comparison
+from darwinn import compiled_file, explainer
+from darwinn.explanation import ExplainedProgram, Explanation, order_text
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")
@@ -30,8 +31,10 @@ INCOMPLETE_HINTS = {"keras_lstm_mnist_ptq"}
 
 
 def explained(name: str, *, named: bool = False) -> Explanation:
-    original = graph.read(PAIRS / name / "model.tflite") if named else None
-    return explanation.explain(compiled_file.read(PAIRS / name / "compiled.tflite"), name, original, TARGET)
+    file = compiled_file.read(PAIRS / name / "compiled.tflite")
+    if not named:
+        return explainer.explain(file, name)
+    return schedule_comparison.explain(file, name, graph.read(PAIRS / name / "model.tflite"), TARGET)
 
 
 def inference(result: Explanation) -> ExplainedProgram:
@@ -122,7 +125,7 @@ def test_another_original_is_refused() -> None:
     file = compiled_file.read(PAIRS / "dense_256" / "compiled.tflite")
     other = graph.read(PAIRS / "dense_1024" / "model.tflite")
     with pytest.raises(ModelError, match="not the model that it was compiled from"):
-        explanation.explain(file, "dense_256", other, TARGET)
+        schedule_comparison.explain(file, "dense_256", other, TARGET)
 
 
 @needs_pairs
@@ -136,7 +139,9 @@ def test_damaged_files_are_explained_or_refused() -> None:
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         try:
             file = compiled_file.parse(bytes(damaged[: rng.randrange(len(damaged))] if number % 5 == 0 else damaged))
-            result = explanation.explain(file, "damaged", original if number % 2 else None, TARGET)
+            result = explainer.explain(file, "damaged")
+            if number % 2:
+                result = schedule_comparison.explain(file, "damaged", original, TARGET)
         except ModelError:
             continue
         assert explanation_page.page(result)
@@ -185,7 +190,7 @@ def made_file() -> bytes:
 
 
 def test_a_made_file_is_explained() -> None:
-    result = explanation.explain(compiled_file.parse(made_file()), "made.tflite", None, TARGET)
+    result = explainer.explain(compiled_file.parse(made_file()), "made.tflite")
     caching, execution = result.programs
     assert [(group.offset, group.size_bytes, group.tiles) for group in caching.parameters] == [(0, 320, ((0,),))]
     (operator,) = execution.operators
@@ -197,7 +202,7 @@ def test_a_made_file_is_explained() -> None:
 
 
 def test_a_file_without_known_instructions_says_so() -> None:
-    result = explanation.explain(compiled_file.parse(compiled(tiny.classifier())), "unknown.tflite", None, TARGET)
+    result = explainer.explain(compiled_file.parse(compiled(tiny.classifier())), "unknown.tflite")
     assert all(program.operators == () for program in result.programs)
     assert any("could not be read to its end" in limit for limit in result.limits)
     page = explanation_page.page(result)
@@ -217,17 +222,17 @@ def test_damaged_hints_are_an_error(bad: packages.Write, match: str) -> None:
     execution = executable(2, ProgramMaker().finished(), b"", [bad])
     file = compiled_file.parse(compiled(tiny.classifier(), executables=(execution,)))
     with pytest.raises(ModelError, match=match):
-        explanation.explain(file, "damaged.tflite", None, TARGET)
+        explainer.explain(file, "damaged.tflite")
 
 
 def test_too_many_transfers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanation, "MAX_TRANSFERS", 3)
+    monkeypatch.setattr(explainer, "MAX_TRANSFERS", 3)
     hints = [transfer_hint(1, "in", 0, 96)] * 4
     file = compiled_file.parse(
         compiled(tiny.classifier(), executables=(executable(2, ProgramMaker().finished(), b"", hints),))
     )
     with pytest.raises(ModelError, match="more than 3 transfers"):
-        explanation.explain(file, "many.tflite", None, TARGET)
+        explainer.explain(file, "many.tflite")
 
 
 def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,13 @@ from compress.model.tflite.graph import Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences
-from compress.targets.edgetpu.compiled.parameter_location import locate
 from compress.targets.edgetpu.latency import ArrayLayer
-from compress.targets.edgetpu.parameter_memory import round_up
-from compress.targets.explanation import ExplainedOperator, ExplainedProgram, ScheduleComparison, ScheduleDifference
+from darwinn import explainer
+from darwinn.blocks import round_up
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part, interface_differences
+from darwinn.explanation import ExplainedOperator, ExplainedProgram, Explanation, ScheduleComparison, ScheduleDifference
+from darwinn.parameter_location import locate
 
 _WINDOWED = ("conv", "fc", "dw")
 """The kinds of layers whose cycles are compared."""
@@ -24,6 +25,26 @@ TRANSFER_BLOCK = 8
 """The bytes that a transfer is rounded up to. Source: the DMA hints of compiled models."""
 MAX_ALIGNED = 4_000_000
 """The most pairs of operators that are aligned by their order; a large network has 10,000."""
+
+
+def explain(file: CompiledFile, name: str, original: Graph, target: Target) -> Explanation:
+    """Explain a compiled file, name its operators by those of the original, and compare the prediction with the file.
+
+    Args:
+        file: the compiled file.
+        name: its name in texts.
+        original: the model that it was compiled from.
+        target: the Edge TPU, for the prediction.
+
+    Raises:
+        ModelError: the file is damaged, or the original has other inputs or outputs.
+    """
+    explanation = explainer.explain(file, name)
+    operators, comparison = compare(file, original, target, explanation.programs)
+    programs = [
+        replace(program, operators=named) for program, named in zip(explanation.programs, operators, strict=True)
+    ]
+    return replace(explanation, programs=tuple(programs), comparison=comparison)
 
 
 def compare(

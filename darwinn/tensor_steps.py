@@ -11,8 +11,9 @@ from enum import StrEnum
 from math import prod
 
 from compress.core.errors import ModelError
-from compress.targets.edgetpu.compiled import operator_constants
-from compress.targets.edgetpu.compiled.instructions import (
+from darwinn import operator_constants
+from darwinn.blocks import INPUT_BLOCK
+from darwinn.instructions import (
     ADD,
     MULTIPLY,
     PAIR,
@@ -21,10 +22,9 @@ from compress.targets.edgetpu.compiled.instructions import (
     VectorInstruction,
     vector_instructions,
 )
-from compress.targets.edgetpu.compiled.operator_constants import EXPONENTIAL_LIMIT, TABLE_LIMITS
-from compress.targets.edgetpu.compiled.program import PARAMETER_READ, TENSOR_OPERATIONS, Program, TileInstruction
-from compress.targets.edgetpu.compiled.traversal import WORD_BYTES, Loop, Traversal, traversals
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
+from darwinn.operator_constants import EXPONENTIAL_LIMIT, TABLE_LIMITS
+from darwinn.program import PARAMETER_READ, TENSOR_OPERATIONS, Program, TileInstruction
+from darwinn.traversal import WORD_BYTES, Loop, Traversal, traversals
 
 MAX_STEPS = 4_000
 """A large network has 300."""

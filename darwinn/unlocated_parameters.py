@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import Graph
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.parameter_layout import NumberKind, ParameterLayout, Values
-from compress.targets.edgetpu.compiled.parameter_location import (
+from darwinn.compiled_file import CompiledFile
+from darwinn.parameter_layout import NumberKind, ParameterLayout, Values
+from darwinn.parameter_location import (
     LeftoverKind,
     ParameterLocation,
     ParameterRegion,
     parameter_bytes,
 )
-from compress.targets.edgetpu.compiled.stored_parameters import Single, StoredParameters
+from darwinn.stored_parameters import Single, StoredParameters
 
 MIN_EQUAL_WEIGHTS = 0.5
 """The share of an output's weights that must be equal, so that the other values at its position are its own, too.

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import Graph, Operator
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, NumberKind, ParameterLayout, Values
-from compress.targets.edgetpu.compiled.stored_parameters import Choice, Single, StoredParameters, stored_parameters
-from compress.targets.edgetpu.darwinn_package import Executable
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, round_up
+from darwinn.blocks import INPUT_BLOCK, round_up
+from darwinn.compiled_file import CompiledFile
+from darwinn.package import Executable
+from darwinn.parameter_layout import ALIGNMENT, NumberKind, ParameterLayout, Values
+from darwinn.stored_parameters import Choice, Single, StoredParameters, stored_parameters
 
 MAX_MATCHES = 4096
 """The most positions where the beginning of a region is looked at."""

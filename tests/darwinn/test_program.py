@@ -7,17 +7,17 @@ import pytest
 from edgetpu_programs import ALL_TILES, Loops, ProgramMaker, traversal
 
 from compress.core.errors import ModelError
-from compress.targets.edgetpu.compiled import tensor_steps as steps_module
-from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, POOL_AVERAGE, bundles
-from compress.targets.edgetpu.compiled.program import PARAMETER_READ, Program, read_program
-from compress.targets.edgetpu.compiled.program_parameters import (
+from darwinn import tensor_steps as steps_module
+from darwinn.instructions import ADD, PAIR, POOL_AVERAGE, bundles
+from darwinn.program import PARAMETER_READ, Program, read_program
+from darwinn.program_parameters import (
     ProgramParameters,
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import Certainty, RecoveredOperator, layout_text, recover
-from compress.targets.edgetpu.compiled.tensor_steps import StepKind, tensor_steps
-from compress.targets.edgetpu.compiled.traversal import Loop, traversals
+from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover
+from darwinn.tensor_steps import StepKind, tensor_steps
+from darwinn.traversal import Loop, traversals
 
 
 def read(maker: ProgramMaker) -> Program:

@@ -9,7 +9,7 @@ import tiny
 from packages import compiled
 
 from compress.core.errors import ModelError
-from compress.targets.edgetpu.compiled import compiled_file
+from darwinn import compiled_file
 
 
 def test_positions_are_those_of_the_bytes_in_the_file() -> None:

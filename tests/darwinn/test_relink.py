@@ -18,9 +18,9 @@ from retrained import changed, differing_parts, other_scales, other_weights, wit
 from compress.core.errors import ModelError
 from compress.model.tflite.graph import Graph
 from compress.surface.cli.main import main
-from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.relink import Relinked, relink, relink_files
+from darwinn import compiled_file
+from darwinn.compiled_file import CompiledFile
+from darwinn.relink import Relinked, relink, relink_files
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
-from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences, with_stated_outputs
-from compress.targets.edgetpu.compiled.instructions import Constants, VectorInstruction, bundles, vector_instructions
-from compress.targets.edgetpu.compiled.operator_constants import (
+from darwinn.compiled_file import CompiledFile
+from darwinn.cpu_part import compare_cpu_part, interface_differences, with_stated_outputs
+from darwinn.instructions import Constants, VectorInstruction, bundles, vector_instructions
+from darwinn.operator_constants import (
     DATA_MOVEMENT,
     Form,
     forms,
@@ -27,15 +27,15 @@ from compress.targets.edgetpu.compiled.operator_constants import (
     is_independent,
     quantization_of,
 )
-from compress.targets.edgetpu.compiled.parameter_layout import NumberDifference, NumberKind
-from compress.targets.edgetpu.compiled.parameter_location import (
+from darwinn.parameter_layout import NumberDifference, NumberKind
+from darwinn.parameter_location import (
     LeftoverKind,
     ParameterLocation,
     ParameterRegion,
     locate,
     parameter_bytes,
 )
-from compress.targets.edgetpu.compiled.unlocated_parameters import output_of_each_number, unlocated_parameters
+from darwinn.unlocated_parameters import output_of_each_number, unlocated_parameters
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8
