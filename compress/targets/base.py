@@ -101,13 +101,6 @@ class LegalizeResult(TargetResult, Protocol):
         """The placement of the rewritten model."""
 
 
-class SplitResult(TargetResult, Protocol):
-    """A model in segments for several accelerators."""
-
-    def all_files(self) -> dict[str, bytes]:
-        """Return the segments and their description, by file name."""
-
-
 @dataclass(frozen=True)
 class ChannelBlocks:
     """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
@@ -388,33 +381,6 @@ class Target(ABC):
         """
         del graph, host, clock, compiled
         raise PipelineError(f"no latency is predicted for the target {self.name}")
-
-    def split(
-        self, graph: Graph, count: int, host: str | None, clock: str | None, *, compare: bool = False
-    ) -> SplitResult:
-        """Split a model into segments, one for each of several accelerators.
-
-        Args:
-            graph: the model, not compiled.
-            count: the number of accelerators.
-            host: one of `cost.hosts`; None for the default host.
-            clock: one of `cost.clocks`; None for the first.
-            compare: whether to compare with the segments of the target's compiler.
-
-        Raises:
-            PipelineError: this target has no segments, or an argument is invalid.
-            ModelError: the model cannot be split, with the reason.
-        """
-        del graph, count, host, clock, compare
-        raise PipelineError(f"the target {self.name} has no models in segments")
-
-    def operators_page(self) -> str:
-        """Return the manual page about the operators of this target.
-
-        Raises:
-            PipelineError: this target has no such page.
-        """
-        raise PipelineError(f"the target {self.name} has no page about its operators")
 
     def newer_than_boards(self, graph: Graph) -> list[str] | None:
         """Return the operators, with versions, that runtimes on old boards cannot load; None if that is unknown."""

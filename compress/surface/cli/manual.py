@@ -187,5 +187,7 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def operators() -> str:
-    """Return the page of the default target's operators; docs/operators.md is its copy."""
-    return targets.load(targets.DEFAULT).operators_page()
+    """Return the page about the operators of the Edge TPU; docs/operators.md is its copy."""
+    from compress.targets.edgetpu import operators_page
+
+    return operators_page.page(targets.load("edgetpu"))

@@ -22,7 +22,6 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("--tpus", type=int, required=True, metavar="N", help="the number of Edge TPUs, 2 to 16")
     parser.add_argument("--host", help="as of `estimate` (default: usb3)")
     parser.add_argument("--clock", help="clock of the Edge TPUs: max (default), or std, which is half of it")
-    parser.add_argument("--target", metavar="NAME", help="edgetpu (default)")
     parser.add_argument(
         "-o",
         "--out",
@@ -41,14 +40,16 @@ def split(options: argparse.Namespace) -> int:
     from compress import targets
     from compress.core.files import explain, publish_folder
     from compress.model.tflite import graph
+    from compress.targets.edgetpu.several import split as splitting
 
     out = options.out or Path(f"{options.model.stem}_{options.tpus}_segments")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PipelineError(
             f"{out} exists", allowed="a new or empty folder", hint="remove it, or choose another with -o"
         )
-    target = targets.load(options.target or targets.DEFAULT)
-    result = target.split(graph.read(options.model), options.tpus, options.host, options.clock, compare=options.compare)
+    edgetpu = targets.load("edgetpu")
+    host, clock = edgetpu.cost.host(options.host), edgetpu.cost.clock(options.clock)
+    result = splitting.split(graph.read(options.model), edgetpu, options.tpus, host, clock, compare=options.compare)
     try:
         publish_folder(out, result.all_files())
     except OSError as error:

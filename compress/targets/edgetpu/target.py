@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
     from compress.targets.edgetpu.estimate import Estimate
     from compress.targets.edgetpu.legalize import Legalized
-    from compress.targets.edgetpu.several.split import Split
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,6 @@ class EdgeTpu(Target):
             inspected = inspection.inspect(compiled)
             inspection.verify_same_model(inspected, graph, self, str(compiled))
         return estimate.estimate(graph, self, self.cost.host(host), self.cost.clock(clock), inspected)
-
-    def split(self, graph: Graph, count: int, host: str | None, clock: str | None, *, compare: bool = False) -> Split:
-        """Split a model into verified segments, one for each of several Edge TPUs."""
-        from compress.targets.edgetpu.several import split
-
-        return split.split(graph, self, count, self.cost.host(host), self.cost.clock(clock), compare=compare)
-
-    def operators_page(self) -> str:
-        """Return the manual page about the rules, the operators and the rewrites."""
-        from compress.targets.edgetpu import operators_page
-
-        return operators_page.page(self)
 
     def newer_than_boards(self, graph: Graph) -> list[str]:
         """Return the operators, with versions, that the TFLite runtime of old boards (TensorFlow 2.5) cannot load."""

@@ -20,6 +20,7 @@ from tiny import TfliteBuilder
 
 from compress.model.tflite import graph
 from compress.targets import load
+from compress.targets.edgetpu.several.split import split
 from deploy import __main__ as command
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.contract.tensors import TensorDescription
@@ -148,7 +149,7 @@ def network() -> bytes:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The segments of a network, as `split` writes them."""
     path = tmp_path_factory.mktemp("segments")
-    for name, content in load("edgetpu").split(graph.parse(network()), 3, None, None).all_files().items():
+    for name, content in split(graph.parse(network()), load("edgetpu"), 3, "usb3", "max").all_files().items():
         (path / name).write_bytes(content)
     return path
 
