@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from compress.model.tflite.graph import NONE, Graph, Operator
 from darwinn import operator_constants
+from darwinn.blocks import FEW_ROWS, ROW_BLOCK
 from darwinn.instructions import (
     ADD,
     BUNDLE_BYTES,
+    FIELDS_BIT,
     Constants,
     Factor,
     VectorInstruction,
@@ -36,9 +38,8 @@ _MOST_CANDIDATES = 1_000_000
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
 """The exponents of multipliers that a program can have: 2^-63 to 2^64. Others are 0, infinite or damaged."""
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
-"""The bundles between the factors of an addition and its first instruction; four for each input."""
-_ROWS = 64
-_ROW_BLOCK = 4
+"""The bundles between the factors of an addition and its first instruction; four for each input. Source: all additions
+of the 29 compiled models; where a compiler writes another order, no load is found there, and the model is refused."""
 _WEIGHTED = frozenset({"CONV_2D", "FULLY_CONNECTED", "DEPTHWISE_CONV_2D"})
 _OPTIONAL = DATA_MOVEMENT | {"SOFTMAX"}
 """Operators that can have no instruction with scales or zero points."""
@@ -143,12 +144,12 @@ class ModelChange:
         shape = self.old.tensors[operator.inputs[1]].shape
         if operator.name == "DEPTHWISE_CONV_2D":
             inputs = self.old.tensors[operator.inputs[0]].shape[-1]
-            return instruction.rows == _ROW_BLOCK or inputs == 1
+            return instruction.rows == FEW_ROWS or inputs == 1
         consumers = self.old.consumers.get(operator.outputs[0], ())
         if any(consumer.name == "RESHAPE" for consumer in consumers):  # the channels can be split into several parts
             return True
-        rows = -(-shape[0] // _ROW_BLOCK) * _ROW_BLOCK
-        return instruction.rows in (rows % _ROWS, _ROWS if rows >= _ROWS else rows)
+        rows = -(-shape[0] // FEW_ROWS) * FEW_ROWS
+        return instruction.rows in (rows % ROW_BLOCK, ROW_BLOCK if rows >= ROW_BLOCK else rows)
 
     @cached_property
     def needs(self) -> dict[int, set[int]]:
@@ -349,7 +350,8 @@ def _plan_factors(
 
 
 _LIKELY_FACTOR = 1 << 10
-"""Smaller values are loaded for other purposes, too."""
+"""Smaller values are loaded for other purposes, too, such as sizes. A factor is a part of a fraction whose denominator
+is at most 32,767 and as close to the ratio of two scales as possible, and is therefore rarely small."""
 
 
 def _new_factors(candidate: Candidate, loads: Sequence[Factor | None]) -> tuple[int, ...] | None:
@@ -379,7 +381,7 @@ def _unknown_multipliers(program: bytes, change: ModelChange, instructions: Sequ
         for form in change.old_forms[index]
         if form.constants.multiplier & _COMMON and form.constants.multiplier != ONE_BITS - 1
     }
-    known = {instruction.bundle * BUNDLE_BYTES * 8 + 29 for instruction in instructions}
+    known = {instruction.bundle * BUNDLE_BYTES * 8 + FIELDS_BIT for instruction in instructions}
     windows = _windows(program)
     problems = []
     for bit in np.flatnonzero(np.isin(windows, np.array(sorted(multipliers), np.uint32))).tolist():

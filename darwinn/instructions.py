@@ -17,13 +17,16 @@ from dataclasses import dataclass
 BUNDLE_BYTES = 16
 _KIND_BIT = 47
 _KIND_BITS = 14
+"""All bits of the prefix below the kind are 0."""
 _MARK_BIT, _MARK = 13, 0b110
-_FIELDS_BIT = 29
+FIELDS_BIT = 29
+"""The first bit of the multiplier in the main bundle; the bits below are the form of the instruction."""
 _FLAG_BIT = 61
 """The first bit of the zero points in the prefix: 1 if the zero points of the weights are in the parameters."""
 MULTIPLY = frozenset({0x30, 0x60, 0x70})
 """Convolutions, dense layers, copies, and functions by table."""
 ADD = 0x160
+"""Sums of two tensors, whose two factors are in other bundles."""
 POOL_AVERAGE = 0x30E0
 PAIR = 0x3860
 """Products of two tensors, maximum pooling, and moves."""
@@ -31,8 +34,11 @@ NEGATE = 0x3120
 FIXED_POINT = 0x1E0
 """Products with 16 bits, at the end of a softmax and in an LSTM."""
 _FACTOR_BITS = (88, 104)
+"""A factor is in one of two fields of its bundle."""
 _FACTOR_MARK = 1 << 87
+"""The only other bit that is set in a bundle that loads a factor."""
 _FACTOR_LIMIT = 1 << 15
+"""Factors have 15 bits."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def vector_instructions(program: Sequence[int]) -> list[VectorInstruction]:
 
 
 def _instruction(index: int, kind: int, prefix: int, main: int, following: int) -> VectorInstruction:
-    words = (main | following << 128) >> _FIELDS_BIT
+    words = (main | following << 128) >> FIELDS_BIT
     multiplier, upper, lower, offset, last = (words >> 32 * field & 0xFFFFFFFF for field in range(5))
     zero_points = prefix >> _FLAG_BIT
     constants = Constants(
@@ -127,7 +133,7 @@ def _instruction(index: int, kind: int, prefix: int, main: int, following: int) 
         zero_points >> 17 & 0x7FFF,
         zero_points >> 1 & 0xFFFF,
     )
-    form = main & (1 << _FIELDS_BIT) - 1
+    form = main & (1 << FIELDS_BIT) - 1
     return VectorInstruction(index, kind, form, (form >> 20 & 63) + 1, bool(zero_points & 1), constants)
 
 
@@ -152,7 +158,7 @@ def replace_constants(program: bytearray, instruction: VectorInstruction, consta
 
 def _with_constants(bits: int, constants: Constants) -> int:
     """Return three bundles, as one integer, with other constants."""
-    first = BUNDLE_BYTES * 8 + _FIELDS_BIT
+    first = BUNDLE_BYTES * 8 + FIELDS_BIT
     fields = (
         (_FLAG_BIT + 1, 16, constants.weight_zero_point),
         (_FLAG_BIT + 17, 15, constants.input_zero_point),

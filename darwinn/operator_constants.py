@@ -28,7 +28,9 @@ from darwinn.instructions import (
 
 _F32 = np.float32
 INT8_OFFSET = 128
+"""The array computes with uint8: an int8 value plus 128."""
 _STEPS = 255
+"""Steps between the smallest and the largest value of 8 bits."""
 _ONE = _F32(1)
 ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS = 0x3F800000, 0x7F800000, 0xFF800000
 _LARGEST_FACTOR = 32767
@@ -40,6 +42,7 @@ TABLE_LIMITS = {"LOGISTIC": 0x41265904, "TANH": 0x40DBFE6B}
 EXPONENTIAL_LIMIT = 0xC1509C0D
 """Bits of the smallest input of the exponential in a softmax: -13.0381."""
 _SIGN = 0x80000000
+"""The sign bit of a float32."""
 _MOVE = Constants(ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)
 """Moves and maxima without a clamp."""
 _SUM_OF_EXPONENTIALS = Constants(0x37800080, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)

@@ -20,6 +20,7 @@ from darwinn.traversal import WORD_BYTES, Loop
 _OVERHEADS = (0, 4, 8, 12)
 """The possible bytes of multiplier, bias and zero point for each row."""
 _TILE_COLUMNS = 4
+"""The 16 tiles are four rows of four."""
 
 
 @dataclass(frozen=True)

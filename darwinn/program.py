@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 TILE_COUNT = 16
+"""Bits of the tile mask in each tile instruction."""
 TENSOR_OPERATIONS = frozenset({1, 2, 3, 5})
 """Operations that compute. 1: products and sums; 2: maxima; 3: sums over positions; 5: bilinear interpolation."""
 PARAMETER_READ = 0x10
@@ -56,10 +57,13 @@ _START_BITS, _LOW_BITS, _START_SIZE = 0xF80, 0xFFF, 40
 _END = 0x1F
 _BRANCHES = frozenset({2, 3})
 _NUMBER_MASK = (1 << 14) - 1
+"""Running numbers have 14 bits, and start again at 0."""
 _MOST_MISSING = 8
 """The most instructions that are skipped after a bundle that is not understood."""
 _SCALAR_BIT = 11
+"""Set in bundles for the scalar core alone."""
 _TILES_BIT = 12
+"""The first of 16 bits, one for each tile."""
 _MOVE_IMMEDIATE, _MOVE = 0x2F, 0x0F
 _COMPARISONS = frozenset({*range(0x09, 0x0F), *range(0x29, 0x2F)})
 _LOG2_E = 0x3FB8AA3B

@@ -32,6 +32,7 @@ _VECTOR_BUNDLE = 15
 """The distance from the first bundle of a tensor instruction to the one with its constants."""
 _PRODUCTS, _MAXIMA, _SUMS, _INTERPOLATION = 1, 2, 3, 5
 _COPY = 0x60
+"""The kind in MULTIPLY without weights: a copy, or a function by table."""
 _WEIGHTS = MULTIPLY - {_COPY}
 
 

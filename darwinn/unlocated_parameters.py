@@ -34,6 +34,7 @@ _WORD_BYTES = 4
 _MIN_EQUAL_WORDS = 0.5
 """The share of such groups that must be in the file, where at least half of the model was not located."""
 _BYTE_VALUES = 256
+"""The number of different bytes."""
 
 
 @dataclass(frozen=True)

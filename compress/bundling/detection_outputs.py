@@ -19,7 +19,9 @@ from compress.model.tflite.graph import Graph, Quantization, Tensor
 from deploy.contract.detection import Detector
 
 YOLO_STRIDES = (8, 16, 32)
+"""Source: the anchors of Frigate's post-processing of YOLO models."""
 YOLO_BINS = 16
+"""The bins of the boxes of YOLOv8 and YOLOv9 (reg_max)."""
 CORNERS = ("ltrb", "ltrb_exp", "ltrb_relu", "dfl")
 """Codes of distances from a point to the sides of the box."""
 SIZES = ("ssd", "yolox", "centernet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 CONNECT_TIMEOUT_S = 15
+"""A board that is switched off is reported after this time, not after the minutes of TCP."""
 _SETTINGS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=15")
 
 

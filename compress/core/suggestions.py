@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 MAX_SHOWN = 100
+"""A longer value would make a message longer than two lines of a terminal."""
 
 
 def shown(value: object) -> str:

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 19
+"""A hundred times the largest recipe, because the YAML loader is slow."""
 MAX_LINES = 50_000
+"""Lines without content count, too: the loader reads them one by one."""
 MAX_DEPTH = 32
+"""The schema has fewer than ten levels, and the loader calls itself for each."""
 MAX_NODES = 20_000
 """Keys, values, maps and lists of one file: a list of 10,000 classes with their indices."""
 

@@ -40,6 +40,7 @@ COARSE_DB = 20.0
 MOST_FLAT = 0.5
 """Share of the channels with one value, although they vary in the original, from which an output cannot be used."""
 MOST_NAMED = 4
+"""More names would make a finding longer than two lines of the report."""
 OUTSIDE = 0.05
 """Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
 MOST_OUTSIDE = 0.5

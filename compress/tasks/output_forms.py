@@ -22,6 +22,7 @@ Form = Literal["softmax", "sigmoid", "values"]
 CLOSE = 0.1
 """Two values of an output agree if they differ by at most this fraction of its standard deviation."""
 SMALLEST_PROBABILITY = 1e-7
+"""Keras' epsilon: the logarithm of 0 is not finite."""
 SEPARATE = 16.0
 """Ratio of two ranges from which they are of different scale: 8 bits that hold the larger range leave fewer than 16
 steps, 4 bits, for the smaller one."""

@@ -23,6 +23,7 @@ BEST_LOCATIONS = 10
 SCORE_GAIN, BOX_GAIN, BINS_GAIN = 0.5, 7.5, 1.5
 """Weights of the parts of the loss."""
 SMALL = 1e-9
+"""Keeps products and quotients of scores that are 0 finite, and orders candidates that are otherwise equal."""
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,14 @@ MANY = 0.05
 LARGEST = 3.0
 """Largest magnitude of the random values that distinguish functions from each other."""
 BYTES_AT_ONCE = 1 << 27
+"""Memory of the values that are computed at once: a head with many anchors is computed in parts."""
 SPREADS = (1.0, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0)
 """Standard deviations of the values of each attempt to find locations. A box that is cut off at the border of the
 image does not move with small values."""
 PLACES = 64
 """Positions at which dependence is measured; maps with fewer are measured more often."""
 MOST_ATTEMPTS = 24
+"""Three rounds over SPREADS: a saturated score needs several random inputs until it changes."""
 CHANGED = 1e-5
 """Relative difference above which an output value has changed."""
 

@@ -17,6 +17,7 @@ from deploy.contract.box_codes import WITH_ANCHORS
 from deploy.contract.detection import Detector
 
 SEED = 0
+"""Random inputs are the same in every run, so that the same file is always recognized as the same family."""
 MOST_CELLS = 1 << 16
 """Cells of all maps. A detector with a stride of 4 has as many at 1024 x 1024."""
 LEAST_STRIDE = 3

@@ -30,6 +30,7 @@ PER_CLASS = 100
 OPTIONS = ("max_detections", "num_classes", "use_regular_nms", "nms_score_threshold", "nms_iou_threshold")
 SCALES = ("y_scale", "x_scale", "h_scale", "w_scale")
 MAX_CLASSES = 100_000
+"""A damaged value would make the decoding allocate for it."""
 MOST, LEAST = 1000, 1e-6
 """Limits of a detector's specification: the number of objects, and a threshold that stands for 0."""
 

@@ -29,6 +29,7 @@ IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
 _ALIGNMENT = 16
+"""Source: schema.fbs, Buffer.data (force_align: 16)."""
 INT64_SIZE = 8
 """Bytes of an int64. In the schema, zero points and some options of StableHLO are vectors of them."""
 COUNT_SIZE = 4

@@ -22,6 +22,7 @@ MAX_ELEMENTS = 2**29
 MAX_INPUT_ELEMENTS = 2**26
 """Elements of all inputs together of a graph that is run: 4,700 x 4,700 pixels in colour."""
 MAX_STEP = 2**20
+"""The largest stride, dilation or kernel: products of two of them stay below int64."""
 MAX_VERSION = 1000
 """The newest version of an operator is below 20."""
 _STEP = (1, MAX_STEP)
@@ -29,6 +30,7 @@ _COUNT = (0, MAX_STEP)
 _AXIS = (-MAX_RANK, MAX_RANK)
 _MASK = (0, 2**MAX_RANK - 1)
 _ENUM = (0, 127)
+"""Enumerations of schema.fbs are bytes that are not negative."""
 _INT32 = (-(2**31), 2**31 - 1)
 RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("strideH", "strideW", "strideD"), _STEP),

@@ -35,10 +35,13 @@ from compress.core import sandbox
 MEMORY_BYTES = 4 * 2**30
 """Limit of the child process: twice the largest .tflite file."""
 LOAD_TIMEOUT_S = 60.0
+"""A damaged file may keep the runtime busy without end."""
 RUN_TIMEOUT_S = 120.0
 """Limit of one inference."""
 MAX_MESSAGE_BYTES = 4 * 2**30
+"""A damaged length of a message cannot ask for more."""
 EXIT_TIMEOUT_S = 5.0
+"""The child process has nothing left to do; it is killed after this time."""
 _LENGTH = struct.Struct("<I")
 Arrays = Sequence[NDArray[Any] | None]
 

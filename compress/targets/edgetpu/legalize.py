@@ -32,6 +32,7 @@ MAX_STEPS = 10_000
 MAX_MEAN_STEPS = 0.25
 """The mean difference in steps below which no other edit of the same rewrite is tried."""
 MAX_INPUT_ELEMENTS = 1 << 26
+"""Rewrites are verified on MAX_FEEDS inputs, which are in memory together."""
 MAX_FEEDS = 8
 """The most inputs on which a rewrite is verified."""
 TOO_LATE = "it comes after an operator that stays on the CPU"

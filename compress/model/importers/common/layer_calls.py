@@ -17,6 +17,7 @@ LAYERS, NUMPY, NN, MATH, IMAGE, CORE = (
 )
 """Modules of layers and operations, as Keras files name them."""
 LONGEST_NAME = 60
+"""Converted graphs name a layer by the path of its nested scopes; its end tells layers apart."""
 MOST_IN_CONFIG = 200_000
 """Largest size of a constant that is not a weight: Keras stores it as text."""
 

@@ -9,6 +9,7 @@ from compress.core import sandbox
 from compress.core.errors import ModelError
 
 TIMEOUT_S = 120
+"""A library that reads a damaged file may never end."""
 
 
 def check_readable(

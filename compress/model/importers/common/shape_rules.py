@@ -24,6 +24,7 @@ COMPLETE = slice(None, None, None)
 GLOBAL_POOLING = {"Mean": "Average", "Max": "Max"}
 """Reductions over all positions of an image for which Keras has a layer."""
 LARGEST_SIZE = 2**15
+"""The largest side after a resize: a damaged file could ask for more memory than the machine has."""
 
 
 def axis_of(axis: int, shape: Sequence[int | None]) -> int:

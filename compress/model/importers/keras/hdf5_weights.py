@@ -7,11 +7,13 @@ from typing import Any
 from compress.model.importers.keras.keras_config import shown
 
 MAX_WEIGHTS_BYTES = 4 * 2**30
+"""Seven times the weights of VGG19 (575 MB)."""
 MOST_PACKED = 100
 """Largest ratio of unpacked to stored size: real weights compress less."""
 ALWAYS_BYTES = 2**26
 """Unpacked size that is always allowed."""
 MOST_OBJECTS = 200_000
+"""A network has a few objects for each weight; an archive of millions would be walked for minutes."""
 LISTS = ("layer_names", "weight_names")
 
 

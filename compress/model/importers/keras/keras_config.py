@@ -16,12 +16,15 @@ from compress.model.importers.common.unsupported import Refused
 from compress.model.importers.keras import keras2_functions
 
 MAX_DEPTH = 250
+"""Keras builds nested models with a recursion, and Python's limit is 1,000 calls."""
 MOST_CALLS = 10_000
 """Largest number of layer calls in a model; layers of a nested model count at each call of it."""
 LISTS = {"ListWrapper", "_ListWrapper"}
 """Class names in which TensorFlow wraps lists."""
 MOST_PER_SIDE = 2**31
+"""TensorFlow stores sizes as int32."""
 MOST_REPEATED = 2**12
+"""Settings that repeat a computation: a large value would keep Keras busy without end."""
 #: Classes that exist only in Keras 2.
 _ONLY = """AbstractRNNCell AddLoss AddMetric ClassMethod CuDNNGRU CuDNNLSTM DenseFeatures DeviceWrapper DropoutWrapper
 InstanceMethod InstanceProperty LinearModel LocallyConnected1D LocallyConnected2D RadialConstraint RandomHeight

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import keras
 
 MAX_CONFIG_BYTES = 64 * 2**20
+"""A configuration is text of a few hundred bytes for each layer; MOST_CALLS limits the layers."""
 ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
 RESAVE = "save it again with Keras: model.save('model.keras')"
 READ_MEMORY_BYTES = 512 * 2**20

@@ -17,6 +17,7 @@ from compress.core.errors import CorallineError
 from compress.model.importers.common import rehearsal
 
 RUN_TIMEOUT_S = 600
+"""A graph with a loop may never end."""
 MEMORY_BYTES = 6 * 2**30
 """Limit of each process: three times the largest .onnx file without external tensors."""
 

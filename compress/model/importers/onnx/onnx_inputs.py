@@ -26,6 +26,7 @@ inputs of detectors and classifiers, and of the text recognition of PaddleOCR (4
 IMAGE_SIZE_KEY = "imgsz"
 """Key of the height and width in the metadata of a file that Ultralytics' exporter writes."""
 COLOURS = 3
+"""An open dimension of channels is taken for the three colours of an image."""
 SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3}
 """Index of the input that is a shape, in which exporters write the batch of their example, by operator."""
 

@@ -20,11 +20,13 @@ from compress.core.errors import ModelError, reason_of
 from compress.model.importers.onnx.selection import without_selection
 
 OPSETS = (7, 23)
+"""The rules follow the definitions of the operators in these versions."""
 MINIMUM_IR_VERSION = 4
 """Older versions of the file format require each initializer to be an input as well. Many files ignore this."""
 MOST_BYTES = 2**31 - 1
 """Maximum size of a file with its external tensors: the limit of protobuf."""
 MOST_NODES = 20_000
+"""Shape inference of a damaged file with millions of operators would not end."""
 MOST_NUMBERS = 2**27
 """Maximum number of values in one tensor."""
 LARGEST_STEP = 2**20

@@ -41,6 +41,7 @@ OTHER_RANDOM_VALUE_COUNT = 8
 MOST_TRIED = 2**22
 """Most values of inputs that are tried: more than a colour image of 1024 x 1024."""
 LEAST_RANDOM_ROWS = 4
+"""Different rows show whether the graph maps them independently of each other."""
 ROWS_ALONE = 4
 """Number of rows that also run alone, to find out whether a dimension is a batch; `onnx_file` compares all rows."""
 

@@ -31,11 +31,14 @@ from compress.model.importers.saved_model.saved_model_folder import Content, Por
 
 DEFAULT = "serving_default"
 TIMEOUT_S = 600
+"""A damaged graph could keep the converter busy without end."""
 MEMORY_BYTES = 12 * 2**30
+"""The converter holds several copies of the weights; a damaged graph cannot take the whole machine."""
 MODEL = "model.tflite"
 RESULT = "result.json"
 TENSORS = "tensors.npz"
 LARGEST_SIZE = 2**15
+"""A damaged file could ask for more memory than the machine has."""
 
 
 @dataclass(frozen=True)

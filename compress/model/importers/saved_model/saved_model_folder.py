@@ -26,7 +26,9 @@ from compress.model.importers.saved_model.operators import FILES, reason
 GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
 ALLOWED = "a folder with saved_model.pb, as model.export() or tf.saved_model.save() write it"
 LARGEST_GRAPH = 2**28
+"""The graph has no weights but constants; protobuf itself stops at 2 GB."""
 MOST_FILES = 1000
+"""A SavedModel has about ten files; a folder of millions would be listed for minutes."""
 IGNORED = "__saved_model_init_op", "__saved_model_train_op"
 _NETWORKS = {"_tf_keras_network", "_tf_keras_sequential", "_tf_keras_model"}
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 6: "int8", 7: "string", 9: "int64", 10: "bool"}

@@ -21,6 +21,7 @@ from compress.model.ir.passes.decompose import scale_and_shift
 MOMENTUM = 0.9
 """Keras' 0.99 is too slow for a short training."""
 EPSILON = 1e-3
+"""The default of Keras' BatchNormalization."""
 
 
 def restored(network: Network) -> tuple[Network, tuple[str, ...]]:

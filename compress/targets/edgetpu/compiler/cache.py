@@ -26,8 +26,11 @@ from compress.core.files import digest_of, explain, write_atomically
 from compress.targets.edgetpu.compiler.host import LOG, CompilerRun
 
 FORMAT = 1
+"""To be increased when entries change: models are then compiled again."""
 MAX_ENTRY_BYTES = 1 << 30
+"""A damaged entry cannot ask for more memory; compiled models have tens of MB."""
 MAX_HEAD_BYTES = 1 << 16
+"""The head is one line that names a few files."""
 _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,12}){1,3}")
 
 

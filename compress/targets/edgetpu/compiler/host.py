@@ -30,6 +30,7 @@ MODEL = "model.tflite"
 LOG = "compiler.log"
 _EXIT_CODE = "exit_code"
 CLEAN_UP_TIMEOUT_S = 30.0
+"""A host that does not answer any more is not waited for."""
 
 
 @dataclass(frozen=True)

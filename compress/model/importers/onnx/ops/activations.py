@@ -18,6 +18,7 @@ from compress.model.importers.onnx.ops.elementwise import arithmetic, operands, 
 from compress.model.ir.keras_graph import LayerOutput, tensors_in
 
 SQRT_HALF = 0.5**0.5
+"""GELU is x / 2 * (1 + erf(x * sqrt(1/2)))."""
 
 
 def activation(name: str) -> Rule:

@@ -22,6 +22,7 @@ from compress.model.importers.onnx.ops.convolution import image
 
 Matrix = NDArray[np.float64]
 MOST_IN_MATRIX = 2**17
+"""A resize along one axis is a matrix of weights, which the file would have to carry."""
 NEAREST: Mapping[str, Callable[[float], int]] = {
     "round_prefer_floor": lambda coordinate: ceil(coordinate - 0.5),
     "round_prefer_ceil": lambda coordinate: floor(coordinate + 0.5),

@@ -21,6 +21,7 @@ from compress.model.importers.tflite.ops.shapes import last_two_swapped
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024
+"""A damaged value would make Keras allocate for it."""
 
 
 def _pair(call: TfliteCall, height: str, width: str) -> list[int]:

@@ -17,6 +17,7 @@ from compress.model.importers.tflite.network import Rule, TfliteCall, TfliteValu
 MODES = ("reflect", "symmetric")
 """Modes of MIRROR_PAD. Source: schema.fbs, MirrorPadMode."""
 LARGEST_PAD = 2**20
+"""A damaged value would make Keras allocate a tensor of many gigabytes."""
 
 
 def reshape(call: TfliteCall) -> TfliteValue:
