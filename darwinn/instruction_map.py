@@ -38,8 +38,8 @@ _MOST_CANDIDATES = 1_000_000
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
 """The exponents of multipliers that a program can have: 2^-63 to 2^64. Others are 0, infinite or damaged."""
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
-"""The bundles between the factors of an addition and its first instruction; four for each input. Source: all additions
-of the 29 compiled models; where a compiler writes another order, no load is found there, and the model is refused."""
+"""The bundles between the factors of an addition and its first instruction; four for each input. Source: the compiled
+models with residual connections; where a program has another order, no load is found there, and it is refused."""
 _WEIGHTED = frozenset({"CONV_2D", "FULLY_CONNECTED", "DEPTHWISE_CONV_2D"})
 _OPTIONAL = DATA_MOVEMENT | {"SOFTMAX"}
 """Operators that can have no instruction with scales or zero points."""
