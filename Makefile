@@ -63,9 +63,10 @@ bench-recipes: $(READY)  ## run the recipes in models/ that are not measured yet
 bench-others: $(READY)  ## compare with other tools, each in its own environment; needs the shared test data and a network
 	$(BIN)/python benchmarks/other_tools.py $(if $(MODELS),--models $(MODELS))
 
-wheel: $(READY)  ## build dist/: coralline, coralline-deploy with the device side alone, and the bill of materials
+wheel: $(READY)  ## build dist/: coralline, coralline-deploy (the device side), coralline-darwinn (compiled programs), the bill of materials
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/darwinn
 	$(BIN)/python packaging/bill_of_materials.py
 
 constraints:  ## pin all packages again by version and hash, the present versions first; needs uv
