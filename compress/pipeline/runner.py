@@ -59,7 +59,6 @@ from compress.pipeline.store import STORE, Store
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import (
     EXAMPLES,
     ErrorRecord,
@@ -563,7 +562,7 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
     bundle = f"{session.pipeline.head.name}.coralline"
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, GRAPH_FILE, NODE_DATA_FILE, bundle}
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, NODE_DATA_FILE, bundle}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}

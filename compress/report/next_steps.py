@@ -10,7 +10,7 @@ from compress.core.resources import manual
 from compress.report.record import RunRecord
 from compress.report.wording import number
 
-COMPARE = "python -m compress compare . ../OTHER-RUN -o compare.html"
+COMPARE = "python -m compress compare . ../OTHER-RUN"
 
 
 @dataclass(frozen=True)

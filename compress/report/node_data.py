@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 
 from compress.model.tflite.graph import Graph
 from compress.report.blocks import joined
-from compress.report.record import OperatorRecord
+from compress.report.record import OperatorRecord, PlacementRecord
 from compress.report.wording import MAX_PROSE, shorten
 
 NODE_DATA_FILE = "model_explorer.json"
@@ -21,22 +20,16 @@ COLOURS = {"tpu": "#9fd8de", "cpu": "#f2b766"}
 UNKNOWN = "#d0d5db"
 
 
-def node_data(graph: Graph, operators: Sequence[OperatorRecord], origin: str) -> str:
-    """Return the content of the file.
-
-    Args:
-        graph: the model.
-        operators: its operators with their placement.
-        origin: "predicted", or "measured" if the placement was read from a compiled file.
-    """
+def node_data(graph: Graph, placement: PlacementRecord) -> str:
+    """Return the content of the file for a model and the placement of its operators."""
     used = Counter(tensor.name for tensor in graph.tensors)
     results = {}
-    for operator, source in zip(operators, graph.operators, strict=True):
+    for operator, source in zip(placement.ops, graph.operators, strict=True):
         names = [tensor.name for tensor in graph.output_tensors(source) if tensor.name and used[tensor.name] == 1]
         key = names[0] if names else str(operator.index)
         results[key] = {"value": _value(operator), "bgColor": COLOURS.get(operator.placement, UNKNOWN)}
     content = {
-        "name": f"Placement ({origin})",
+        "name": f"Placement ({placement.origin})",
         "results": results,
         "showExpandedSummaryOnGroupNode": True,
         "hideInAggregatedStatsTable": True,  # sums and means of numbers

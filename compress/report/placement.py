@@ -21,7 +21,6 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
 from compress.report.wording import MAX_PROSE, count, cut, number, sentence, shorten
 
@@ -42,7 +41,9 @@ def section(record: RunRecord) -> Section:
     rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
     expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
     before = _lookup(placement.lookup_table)
-    return Section("Where operators run", [side_by_side, *before, *expected, *_operators(placement), *_files(record)])
+    text = "the placement for Model Explorer, which draws the model as a graph in these colours."
+    graph = [FileLink(NODE_DATA_FILE, text)] if NODE_DATA_FILE in record.outputs else []
+    return Section("Where operators run", [side_by_side, *before, *expected, *_operators(placement), *graph])
 
 
 def _lookup(table: tuple[int, ...] | None) -> Iterator[Block]:
@@ -52,17 +53,6 @@ def _lookup(table: tuple[int, ...] | None) -> Iterator[Block]:
             f"Before the first operator, the CPU looks up the input in a table of {table[0]:,} rows of {table[1]:,} "
             "values. The latencies do not include that."
         )
-
-
-def _files(record: RunRecord) -> Iterator[Block]:
-    """Yield the files of the run with the operators as a graph."""
-    texts = {
-        GRAPH_FILE: "the operators as a graph, coloured by where they run; it needs no server.",
-        NODE_DATA_FILE: "the same colours for Model Explorer.",
-    }
-    for file, text in texts.items():
-        if file in record.outputs:
-            yield FileLink(file, text)
 
 
 def _figure(placement: PlacementRecord) -> Block:
@@ -152,4 +142,4 @@ def _operator(op: OperatorRecord) -> tuple[Cell | str, ...]:
     reason = Cell(
         shorten(op.status, MAX_PROSE) or "status not recorded", shorten(f"{op.reason} {op.advice}", 2 * MAX_PROSE)
     )
-    return (head, op.processor, f"{op.macs:,}", reason)
+    return (head, Cell(op.processor, style="" if op.on_tpu else "unsure"), f"{op.macs:,}", reason)

@@ -8,9 +8,8 @@ import shlex
 from paths import ROOT
 from run_records import full
 
-from compress.report import comparison_page, operator_graph, run_comparison, sections
+from compress.report import run_comparison, sections
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import RunRecord
 from compress.surface.cli import comparison
 from compress.surface.cli.main import build_parser
@@ -28,17 +27,9 @@ def test_the_commands_are_parsed() -> None:
 
 def test_the_files_and_numbers_are_those_of_the_code() -> None:
     listed = re.findall(r"^\| `([\w.]+)` \|", TEXT, re.MULTILINE)
-    assert listed == ["report.html", "report.md", "report.json", GRAPH_FILE, NODE_DATA_FILE]
-    assert f"{operator_graph.MOST_DRAWN:,} operators" in TEXT
+    assert listed == ["report.html", "report.md", "report.json", NODE_DATA_FILE]
     assert comparison.MOST_RUNS == 6
     assert run_comparison.SIGNIFICANT == 0.05
-
-
-def test_the_sections_of_a_comparison_are_described() -> None:
-    record = RunRecord.from_json(full())
-    titles = [section.title for section in comparison_page.sections(run_comparison.compare([record] * 2, ["a", "b"]))]
-    described = re.findall(r"^\| ([A-Z][a-z ]+) \|", TEXT, re.MULTILINE)
-    assert described == [title for title in titles if title != "Runs"]
 
 
 def test_the_address_of_a_section_exists() -> None:

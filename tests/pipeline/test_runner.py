@@ -37,8 +37,8 @@ from deploy.contract import bundle
 Record = dict[str, Any]
 Project = Callable[..., Path]
 REPORTS = {"report.html", "report.json", "report.md"}
-DRAWN = {"graph.html", "model_explorer.json"}
-"""The files with the drawing of the operators."""
+DRAWN = {"model_explorer.json"}
+"""The file with the placement of the operators."""
 STAMPS = [{"stamp": {"text": "one"}}, {"stamp": {"text": "two", "id": "second"}}, "compile", "package"]
 
 

@@ -203,8 +203,8 @@ def test_numbers_stay_with_their_units(text: str, expected: str) -> None:
     assert unbroken(text) == expected
 
 
-def test_the_graph_is_linked_if_the_run_wrote_it() -> None:
-    assert '<a href="graph.html">' in html_of(full())
+def test_the_file_for_model_explorer_is_linked_if_the_run_wrote_it() -> None:
+    assert '<a href="model_explorer.json">' in html_of(full())
     without = full()
-    del without["outputs"]["graph.html"]
-    assert "graph.html" not in html_of(without)
+    del without["outputs"]["model_explorer.json"]
+    assert "model_explorer.json" not in html_of(without)

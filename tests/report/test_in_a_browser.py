@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, browser
-from operator_pages import example_page
 from run_records import RECORDS, full, rendered
-
-from compress.report import comparison_page, run_comparison
-from compress.report.record import RunRecord
 
 WIDER = """
 [...document.querySelectorAll('body *')].filter(element => {
@@ -65,18 +61,8 @@ def load(tab: Browser, page: Path, *, width: int, dark: bool = False) -> None:
     tab.open(page.resolve().as_uri())
 
 
-def compared() -> str:
-    other = full()
-    other["name"] = "a long name of another run"
-    other["comparison"]["right"]["result"] = "00ff"
-    records = [RunRecord.from_json(record) for record in (full(), other)]
-    return comparison_page.page(run_comparison.compare(records, ["runs/one", "runs/another/of/a/long/path"]))
-
-
 PAGES: dict[str, Any] = {
     **{name: (lambda make=make: rendered(make())["report.html"].decode()) for name, make in RECORDS.items()},
-    "compare": compared,
-    "graph": example_page,
 }
 
 
@@ -129,13 +115,3 @@ def test_printed_details_are_open(tab: Browser, tmp_path: Path) -> None:
     assert tab.value("[...document.querySelectorAll('.up')].every(each => !each.checkVisibility())")
     printed = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
     assert printed.startswith(b"%PDF")
-
-
-def test_the_graph_is_scaled_without_a_script(tab: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "graph.html"
-    path.write_text(example_page(), encoding="utf-8")
-    load(tab, path, width=800)
-    width = "document.querySelector('.canvas svg').getBoundingClientRect().width"
-    full_size = tab.value(width)
-    tab.value("document.querySelector('label[for=zoom-50]').click()")
-    assert tab.value(width) == pytest.approx(full_size / 2, abs=1)

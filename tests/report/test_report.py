@@ -110,8 +110,8 @@ def test_html_is_balanced_and_reaches_for_nothing(record: Record) -> None:
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("src", "style", "action")]
         assert tag == "a" or "href" not in attributes
-        href = attributes.get("href") or "graph.html"
-        assert href == "graph.html" or href.removeprefix("#") in identities
+        href = attributes.get("href") or "model_explorer.json"
+        assert href == "model_explorer.json" or href.removeprefix("#") in identities
     html = html.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"url\((?!#)|@import|<script", html)
     assert "https://" in json.dumps(record) or not re.search("https?://", html)

@@ -167,7 +167,7 @@ FULL: Record = {
     "outputs": {
         "model.tflite": {"sha256": "9f86d081884c7d65" * 4, "size_bytes": 106_824},
         "digits.coralline": {"sha256": "60303ae22b998861" * 4, "size_bytes": 331_776},
-        "graph.html": {"sha256": "7d865e959b246691" * 4, "size_bytes": 12_345},
+        "model_explorer.json": {"sha256": "7d865e959b246691" * 4, "size_bytes": 12_345},
     },
     "environment": {
         "node": "host", "runtime": "ai-edge-litert 2.3.0",

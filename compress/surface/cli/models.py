@@ -17,7 +17,7 @@ LARGEST_SIZE = 4096
 
 if TYPE_CHECKING:
     from compress.surface.cli.parser import Parser, Subparsers
-    from compress.targets.base import CheckResult, PlacementSummary
+    from compress.targets.base import PlacementSummary
     from compress.targets.edgetpu.inspection import InspectionResult
     from darwinn.explanation import Explanation
 
@@ -140,9 +140,6 @@ def _add_check(subparsers: Subparsers) -> None:
         metavar="FROM:TO:STEP",
         help="check a model of images that is not quantized yet at several sizes of its input (160:640:32)",
     )
-    parser.add_argument(
-        "--graph", type=Path, metavar="OUT.html", help="write the operators as a graph, coloured by where they run"
-    )
     parser.add_argument("--node-data", type=Path, metavar="OUT.json", help="write the placement for Model Explorer")
     parser.add_argument("--detector", default="auto", metavar="FAMILY", help="with --sizes: the family of a detector")
     parser.add_argument("--trust", action="store_true", help="with --sizes: allow the model to run its own code")
@@ -158,39 +155,24 @@ def check(options: argparse.Namespace) -> int:
     from compress.surface import api
 
     if options.sizes is not None:
-        if options.graph is not None or options.node_data is not None:
-            raise PipelineError("--graph and --node-data are for one file, not for --sizes")
+        if options.node_data is not None:
+            raise PipelineError("--node-data is for one file, not for --sizes")
         return _check_sizes(options)
     result = api.check(
         options.model, target=options.target, compiler=options.compiler, all_subgraphs=options.all_subgraphs
     )
-    _write_graph(options, result)
+    if options.node_data is not None:
+        from compress.model.tflite import graph
+        from compress.pipeline.probes.operator_graph import placement_of
+        from compress.report.node_data import node_data
+
+        content = node_data(graph.read(options.model), placement_of(result.to_json()))
+        write_file(options.node_data, content, "the placement cannot be written")
     if options.json:
         write_json(result.to_json())
     else:
         write(result.describe().rstrip("\n"))
     return _placement_exit_code(result)
-
-
-def _write_graph(options: argparse.Namespace, result: CheckResult) -> None:
-    """Write the files of `--graph` and `--node-data`."""
-    if options.graph is None and options.node_data is None:
-        return
-    from compress import targets
-    from compress.model.tflite import graph
-    from compress.pipeline.probes import operator_graph
-
-    model = graph.read(options.model)
-    placement = operator_graph.placement_of(result.to_json())
-    contents = {
-        options.graph: operator_graph.graph_page(
-            model, placement, options.model.name, options.target or targets.DEFAULT
-        ),
-        options.node_data: operator_graph.graph_node_data(model, placement),
-    }
-    for path, content in contents.items():
-        if path is not None:
-            write_file(path, content, "the graph cannot be written")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
