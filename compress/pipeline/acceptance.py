@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.core.errors import BudgetError, NotUsableError, ResultError
-from compress.report import degeneracy
+from compress.report import record
 from compress.report.record import (
     BudgetRecord,
     DataRecord,
@@ -130,7 +130,7 @@ def _probable(causes: Sequence[VerdictReason]) -> list[VerdictReason]:
 
 def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
     """Yield whether the outputs of both models depend on the input."""
-    text = degeneracy.in_words(verdicts)
+    text = record.degeneracy_in_words(verdicts)
     if text and verdicts is not None:
         cause: Cause = "model" if verdicts.original.verdict == "degenerate" else "compression"
         yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text, cause)

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from compress.report import svg
-from compress.report.labels import Box, placed_labels
 from compress.report.record import OperatorRecord
-from compress.report.svg import WIDTH
+from compress.report.svg import WIDTH, Box, placed_labels
 from compress.report.wording import MINUS, count, noun, number
 
 LEFT = 58

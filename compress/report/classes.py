@@ -1,17 +1,18 @@
-"""The section on the classes: the change of each, and the confusions of the result."""
+"""The sections on the classes: the quality of each, confusions, and what the confidence of an answer means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from compress.core.measurement import Measurement, origin
 from compress.core.measurement import missing as missing_measurement
 from compress.report import charts
-from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
+from compress.report.json_values import decode
 from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
-from compress.report.wording import count, noun, number, shorten, show
+from compress.report.wording import absence, count, noun, number, shorten, show
 
 MAX_DRAWN = 40
 MAX_IN_MATRIX = 30
@@ -185,3 +186,57 @@ def _frequent(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Block:
     if not rows:
         return Text("The result confuses no classes.")
     return Table(("True class", "Predicted class", "Samples", "Of"), rows, caption)
+
+
+ROWS = {
+    "ece_before": "Calibration error (ECE) before",
+    "ece_after": "Calibration error (ECE) after",
+    "false_reject": "False rejects: a known class, answered unknown",
+    "false_accept": "False accepts: no known class, answered with a class",
+}
+SPLITS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """The manifest's `confidence` (`compress.bundling.recognition`)."""
+
+    temperature: float
+    threshold: float | None
+    false_reject_rate: float
+    measured: Mapping[str, Mapping[str, Measurement]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PackageFacts:
+    """The facts of `package` that the section reads."""
+
+    confidence: CalibrationFacts | None = None
+
+
+def confidence(record: RunRecord) -> Iterator[Section]:
+    """Yield the section on the last `package` that calibrated a classifier."""
+    facts = [decode(PackageFacts, stage.facts) for stage in record.stages if stage.stage == "package"]
+    confidences = [package_facts.confidence for package_facts in facts if package_facts.confidence is not None]
+    if confidences:
+        yield Section("Confidence", list(_blocks(confidences[-1])))
+
+
+def _blocks(facts: CalibrationFacts) -> Iterator[Block]:
+    threshold = "none" if facts.threshold is None else number(facts.threshold, "fraction")
+    fitted = f"temperature {number(facts.temperature, 'fraction')}, threshold of the answer unknown {threshold}"
+    yield Text(f"Fitted on the validation split, for a false-reject rate of {facts.false_reject_rate:g}: {fitted}.")
+    unknown = facts.measured.get("unknown", {})
+    rows: list[tuple[Cell | str, ...]] = []
+    for key, title in ROWS.items():
+        columns = [facts.measured.get(split, {}).get(key) for split in SPLITS]
+        if key == "false_accept":
+            accepted = unknown.get(key, missing_measurement("fraction", "not measured"))
+            rows.append(
+                (title, show(missing_measurement("fraction", "it needs images without the classes")), show(accepted))
+            )
+        else:
+            rows.append(
+                (title, *(show(figure or missing_measurement("fraction", "the split is empty")) for figure in columns))
+            )
+    yield Table(("Measurement", "Validation", "Test"), rows)

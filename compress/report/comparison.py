@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from compress.core.measurement import Measurement, Metric, origin, ratio
 from compress.report import charts, training
-from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Cell,
@@ -24,7 +23,7 @@ from compress.report.blocks import (
 )
 from compress.report.record import RunRecord, StageRecord
 from compress.report.verdict import limited
-from compress.report.wording import MAX_PROSE, count, metric, names, noun, number, seconds, shorten, show
+from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show
 
 OUTCOMES = {
     True: Cell("✓ within the limit", style="good"),

@@ -1,16 +1,15 @@
-"""The section on the latency: of the chosen host, and the times on this machine's CPU."""
+"""The sections on latency: of the chosen host, on this machine's CPU, what limits it, and results of devices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from compress.core.measurement import LATENCIES
 from compress.report import charts
-from compress.report.absence import absence
-from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, missing
-from compress.report.record import LatencyRecord, ModelRecord, RunRecord
-from compress.report.wording import count, number, scalar, shorten, show
+from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, Text, missing, table
+from compress.report.record import DeviceRecord, HostLatencyRecord, LatencyRecord, ModelRecord, RunRecord
+from compress.report.wording import MAX_PROSE, absence, count, number, scalar, shorten, show
 
 FEW_RUNS = 100
 MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=True))
@@ -80,3 +79,88 @@ def _drawn(curves: Sequence[charts.LatencyCurve]) -> Table:
 def _conditions(latency: LatencyRecord) -> list[Block]:
     rows = [(shorten(key), scalar(value)) for key, value in latency.conditions.items()]
     return [Heading("Conditions"), Pairs(rows or [("conditions", "not recorded")])]
+
+
+LIMITS = {
+    "fixed_ms": "Start of the Edge TPU, and instructions",
+    "input_ms": "Transfer of the input",
+    "compute_ms": "Computation on the Edge TPU",
+    "stream_ms": "Parameters that are sent at every inference",
+    "output_ms": "Transfer of the output",
+    "cpu_ms": "Operators on the CPU",
+}
+"""The parts of a predicted latency."""
+MAX_ADVICE = 8
+
+
+def limits(record: RunRecord) -> Iterator[Section]:
+    """Yield the section, if the latency is predicted."""
+    latency = record.latency
+    if latency is None or latency.value is None or not latency.parts:
+        return
+    yield Section(
+        f"Limits of the latency on {shorten(latency.host)}",
+        [*_limit_parts(latency, latency.value), *_changes(latency)],
+        key="latency-limits",
+    )
+
+
+def _limit_parts(latency: HostLatencyRecord, total: float) -> Iterator[Block]:
+    """Yield the parts of the prediction, the largest first."""
+    parts = sorted((part for part in latency.parts.items() if part[1] > 0), key=lambda part: -part[1])
+    rows = [
+        (LIMITS.get(name, shorten(name)), number(ms, "ms"), number(ms / total, "fraction") if total else "")
+        for name, ms in parts
+    ]
+    yield from table(("Part", "Predicted time", "Share"), rows)
+    if latency.streamed_bytes:
+        yield Text(f"{number(latency.streamed_bytes, 'bytes')} of parameters are sent at every inference.")
+
+
+def _changes(latency: HostLatencyRecord) -> Iterator[Block]:
+    yield Heading("Changes that would reduce it")
+    changes = [
+        (f"{index}. {shorten(change.what, MAX_PROSE)}", number(change.saves_ms, "ms"))
+        for index, change in enumerate(latency.advice[:MAX_ADVICE], 1)
+    ]
+    if changes:
+        yield from table(("Change", "Predicted gain"), changes, "Each gain is that of the change alone.")
+    else:
+        yield Text("No change with a computed gain above 0.5% is known.")
+
+
+MAX_DEVICES = 100
+COLUMNS = {
+    "latency_ms": "Median",
+    "latency_p90_ms": "p90",
+    "latency_p99_ms": "p99",
+    "first_inference_ms": "First",
+    "memory_bytes": "Memory",
+}
+CAPTION = (
+    "Measured on the devices, with the bundle of this run. Golden outputs: the comparison with the outputs of the host."
+)
+
+
+def devices(record: RunRecord) -> Iterator[Section]:
+    """Yield the section, if anything was measured on a device."""
+    devices = record.devices[:MAX_DEVICES]
+    if devices:
+        measured = {name for device in devices for name in device.measurements}
+        shown = [metric for metric in record.metrics if metric.name in measured or metric == record.quality]
+        columns = {**COLUMNS, **{metric.name: metric.label for metric in shown}}
+        rows = [_device_row(device, columns) for device in devices]
+        table = Table(("Device", *columns.values(), "Golden outputs"), rows, CAPTION)
+        yield Section("On the device", [table, *(doubt for device in devices for doubt in _doubts(device))])
+
+
+def _device_row(device: DeviceRecord, columns: dict[str, str]) -> tuple[Cell | str, ...]:
+    head = Cell(shorten(device.device, 100), shorten(f"{device.board}; {device.model}; {device.runtime}", MAX_PROSE))
+    golden = ", ".join(f"{role} {verdict}" for role, verdict in device.golden.items())
+    cells = [show(device.measurements.get(name), name) for name in columns]
+    return (head, *cells, shorten(golden, MAX_PROSE) or "not compared")
+
+
+def _doubts(device: DeviceRecord) -> Iterator[Block]:
+    for doubt in device.doubts:
+        yield Text(f"✕ {shorten(device.device, 100)} cannot be compared: {shorten(doubt, MAX_PROSE)}", "bad")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compress.report import charts
-from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Cell,
@@ -22,7 +21,7 @@ from compress.report.blocks import (
 )
 from compress.report.node_data import NODE_DATA_FILE
 from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
-from compress.report.wording import MAX_PROSE, count, cut, number, sentence, shorten
+from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten
 
 MAX_ON_CPU = 10
 MAX_OPEN = 8

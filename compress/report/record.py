@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from compress.core.errors import PipelineError
 from compress.core.measurement import COSTS, How, Measurement, Metric
 from compress.report.json_values import decode, encode
 
@@ -653,3 +656,49 @@ class RunRecord:
         """Return the content of report.json."""
         content = encode(self)
         return {"schema_version": SCHEMA_VERSION, **content, "models": content["models"] or _NO_MODELS}
+
+
+def degeneracy_in_words(record: DegeneracyRecord | None) -> str:
+    """Return which models give one answer to nearly everything; empty if none does."""
+    if record is None:
+        return ""
+    original, result = record.original, record.result
+    if result.verdict == "degenerate":
+        if original.verdict == "varied":
+            return f"the result {result.text}, and the original does not"
+        same = "so does the original" if result.text == original.text else f"the original {original.text}"
+        return f"the result {result.text}, and {same}"
+    if original.verdict == "degenerate":
+        return f"the original {original.text}, so a comparison with it shows little"
+    if result.verdict == "undecided":
+        return f"the result {result.text}, and too few have another label to judge that"
+    return ""
+
+
+REPORT_FILE = "report.json"
+MAX_BYTES = 1 << 28
+HINT = "give the folder of a run, such as runs/NAME, or its report.json"
+
+
+def read_record(path: Path) -> RunRecord:
+    """Return the record of a run.
+
+    Args:
+        path: the folder of the run, or a report.json.
+
+    Raises:
+        PipelineError: it is not a record of a run.
+    """
+    file = path / REPORT_FILE if path.is_dir() else path
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PipelineError(f"cannot be read: {error.strerror}", where=str(file), hint=HINT) from error
+    if len(content) > MAX_BYTES:
+        raise PipelineError("is too large for a report", where=str(file), allowed=f"{MAX_BYTES:,} bytes", hint=HINT)
+    try:
+        return RunRecord.from_json(json.loads(content.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise PipelineError(f"is not the record of a run ({reason})", where=str(file), hint=HINT) from error

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from compress.core.measurement import SIZES, Measurement, Metric, mcnemar, missing, paired_drop
-from compress.report import plain_text
+from compress.report import markdown
 from compress.report.blocks import Cell, Section, Table
 from compress.report.json_values import encode
 from compress.report.record import RunRecord
@@ -115,7 +115,7 @@ class RunComparison:
 
     def text(self) -> str:
         """Return the comparison as text for a terminal."""
-        return plain_text.render([Section("Comparison of runs", [self.table])]) + "".join(
+        return markdown.plain_text([Section("Comparison of runs", [self.table])]) + "".join(
             f"! {limit}\n" for limit in self.limits
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Columns,
@@ -21,7 +20,7 @@ from compress.report.blocks import (
 )
 from compress.report.json_values import decode
 from compress.report.record import DataRecord, RunRecord, StageRecord
-from compress.report.wording import MAX_PROSE, TIMES, first, outline, scalar, seconds, shorten
+from compress.report.wording import MAX_PROSE, TIMES, absence, first, outline, scalar, seconds, shorten
 
 MAX_CLASSES = 24
 MAX_CORRUPT = 10

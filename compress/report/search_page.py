@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compress.core.measurement import Metric
-from compress.report import html, plain_text, search_chart
+from compress.report import html, markdown, search_chart
 from compress.report.blocks import Block, Cell, Details, Figure, FileLink, Pairs, Section, Table, Text, missing
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.report.wording import count, moment, noun, number, seconds, sentence, shorten, show
@@ -25,7 +25,7 @@ def page(record: SearchRecord) -> str:
 
 def text(record: SearchRecord) -> str:
     """Return the result of the search as text for a terminal."""
-    lines = [plain_text.render([_front(record)]).rstrip("\n"), "", _outcome(record)]
+    lines = [markdown.plain_text([_front(record)]).rstrip("\n"), "", _outcome(record)]
     return "\n".join([*lines, *(sentence(note) for note in record.notes)])
 
 

@@ -1,19 +1,20 @@
-"""The head of the report: the outcome in one or two sentences, and the error with what is valid in spite of it."""
+"""The head of the report: the verdict with its reasons, the key figures, the error if there is one, the next steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compress.report import headline, next_steps
-from compress.report.absence import in_stage
+from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE
+from compress.core.measurement import COSTS, Metric
+from compress.core.resources import manual
 from compress.report.blocks import Cell, joined
-from compress.report.headline import KeyFigure
-from compress.report.next_steps import NextStep
-from compress.report.record import HostLatencyRecord, ModelsRecord, RunRecord
+from compress.report.record import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
     cut,
     first,
+    in_stage,
     interval,
     metric,
     moment,
@@ -113,9 +114,9 @@ def overview(record: RunRecord) -> Overview:
         verdict=verdict(record),
         error=_error(record),
         reasons=_reasons(record),
-        headline=headline.headline(record),
-        figures=headline.key_figures(record),
-        steps=tuple(next_steps.steps(record)),
+        headline=headline(record),
+        figures=key_figures(record),
+        steps=tuple(steps(record)),
     )
 
 
@@ -260,3 +261,194 @@ def _valid_although_not_usable(record: RunRecord) -> str:
     if record.degeneracy is not None and record.degeneracy.original.verdict == "degenerate":
         text += " The same holds for the original, so drop and agreement show nothing."
     return text
+
+
+MAX_DEVICES = 3
+SHOWN = tuple(metric for metric in COSTS if metric.name in ("size_bytes", "macs"))
+"""The costs among the most important values."""
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One of the most important values: "0.989 → 0.987", and its change with the interval."""
+
+    label: str
+    value: str
+    more: str = ""
+
+
+def headline(record: RunRecord) -> str:
+    """Return sentences about the result on its target: operators, latency, memory for parameters, devices."""
+    return " ".join(_sentences(record))
+
+
+def _sentences(record: RunRecord) -> Iterator[str]:
+    if record.placement is not None:
+        yield from _placement(record.placement)
+    rejected = record.placement is not None and bool(record.placement.failure)
+    if record.latency is not None and not (rejected and record.latency.provenance == "predicted"):
+        yield _latency(record.latency, record)
+    if record.placement is not None:
+        yield from _parameters(record.placement)
+    for device in record.devices[:MAX_DEVICES]:
+        yield from _device(device)
+
+
+def _placement(placement: PlacementRecord) -> Iterator[str]:
+    total = len(placement.ops)
+    if placement.failure:
+        yield sentence(f"The compiler rejects the model: {shorten(placement.failure, MAX_PROSE)}")
+    elif total:
+        on_tpu = sum(operator.on_tpu for operator in placement.ops)
+        origin = "read from the compiled file" if placement.origin == "measured" else "predicted"
+        if on_tpu == total:
+            yield f"All {total:,} operators run on the Edge TPU ({origin})."
+            return
+        macs = sum(placement.macs.values())
+        share = f" with {number(placement.macs.get('tpu', 0) / macs, 'fraction')} of the MACs" if macs else ""
+        yield f"{on_tpu:,} of {total:,} operators run on the Edge TPU{share}, {total - on_tpu:,} on the CPU ({origin})."
+
+
+def _latency(latency: HostLatencyRecord, record: RunRecord) -> str:
+    """Return the latency on the host; for a target without hosts, on this machine."""
+    host = shorten(latency.host)
+    if latency.value is None:
+        return sentence(f"The latency on {host} is unknown: {shorten(latency.note, MAX_PROSE)}")
+    text = f"{number(latency.value, 'ms')} for each inference, {latency.provenance} on {host}"
+    if latency.low is not None and latency.high is not None:
+        text += f" ({number(latency.low, 'ms')} to {number(latency.high, 'ms')})"
+    change = show(record.changes.get("latency_ratio"), "latency_ratio")
+    if latency.provenance == "measured" and change.style != "missing":
+        text += f", {change.text} the latency of the original"
+    return f"{text}."
+
+
+def _parameters(placement: PlacementRecord) -> Iterator[str]:
+    cached, streamed = placement.cached_bytes, placement.streamed_bytes
+    if cached is None or streamed is None or placement.failure:
+        return
+    if streamed:
+        yield (
+            f"{number(cached, 'bytes')} of parameters stay in the memory of the chip, and {number(streamed, 'bytes')} "
+            "are sent at every inference (predicted)."
+        )
+    else:
+        yield f"{number(cached, 'bytes')} of parameters fit into the memory of the chip (predicted)."
+
+
+def _device(device: DeviceRecord) -> Iterator[str]:
+    median = device.measurements.get("latency_ms")
+    if median is not None and median.value is not None:
+        yield f"{number(median.value, 'ms')} measured on the device {shorten(device.device)}."
+
+
+def key_figures(record: RunRecord) -> tuple[KeyFigure, ...]:
+    """Return the quality, the size and the MACs of both models; empty if they were not compared."""
+    if record.models is None:
+        return ()
+    return tuple(_key_figure(record, record.models, metric) for metric in (record.quality, *SHOWN))
+
+
+def _key_figure(record: RunRecord, models: ModelsRecord, metric: Metric) -> KeyFigure:
+    before, after = (show(model.measurements.get(metric.name)) for model in (models.original, models.result))
+    change = record.changes.get(metric.change)
+    shown = show(change, metric.change)
+    more = ""
+    if change is not None and shown.style != "missing":
+        word = metric.change.rpartition("_")[2]
+        name = "" if word == "ratio" else word
+        more = joined(" ", name, shown.text, interval(change, metric.change), "of the original" * (word == "ratio"))
+    origins = {cell.style for cell in (before, after)} - {"measured"}
+    if origins:
+        more = joined("; ", more, ", ".join(sorted(origins)))
+    return KeyFigure(metric.label, f"{before.text} → {after.text}", more)
+
+
+COMPARE = "python -m compress compare . ../OTHER-RUN"
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A step: what it is for, and its command, for the folder of the report; "" if it is not a command."""
+
+    text: str
+    command: str = ""
+
+
+def steps(record: RunRecord) -> list[NextStep]:
+    """Return the next steps, in order."""
+    if record.status in ("failed", "interrupted"):
+        text = "Correct the cause above, then run" if record.status == "failed" else "Run"
+        return [NextStep(f"{text} the same command again: stages that were completed are not run again.")]
+    if record.status == "not usable":
+        return [
+            NextStep("Find the cause: the message above names the probable one."),
+            *_debugging(record),
+            NextStep("Change the pipeline file and run it again: stages that do not change are not run again."),
+        ]
+    return [*_use(record), NextStep("Compare this run with another one, for example with other settings.", COMPARE)]
+
+
+def _debugging(record: RunRecord) -> Iterator[NextStep]:
+    if any("layers" in stage.facts for stage in record.stages):
+        yield NextStep("List the layers that quantization changed most.", "python -m compress debug .")
+
+
+def _use(record: RunRecord) -> Iterator[NextStep]:
+    """Yield the steps of a usable result: keep the budget, compile, copy to a device."""
+    if any(row.holds is False for row in record.budget):
+        yield NextStep(
+            "The budget is not kept: change the pipeline file, or the limit under `budget`, and run it again. "
+            "Stages that do not change are not run again."
+        )
+    bundle = f"{record.name}.coralline"
+    if record.placement is not None and record.placement.failure:
+        text = (
+            "The compiler rejects the model: change the model as the section “Where operators run” says, and check it."
+        )
+        yield NextStep(text, f"python -m compress check {MODEL_TFLITE}")
+        return
+    yield from _on_the_cpu(record)
+    if is_uncompiled(record):
+        again = (
+            ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
+        )
+        text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See {manual('compiling.md')}."
+        yield NextStep(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
+    if _has(record, bundle):
+        yield NextStep(
+            "Copy the bundle to the device, and measure it there.",
+            f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench",
+        )
+    elif _has(record, MODEL_TFLITE):
+        yield NextStep(f"Add `package` to the stages for a bundle with its runner, or load {MODEL_TFLITE} yourself.")
+
+
+def _on_the_cpu(record: RunRecord) -> Iterator[NextStep]:
+    """Yield the advice to use no accelerator, if the CPU alone is predicted to be faster on the chosen host."""
+    if record.placement is None or record.latency is None:
+        return
+    host = record.placement.expected_latency.get(record.latency.host)
+    if host is not None and host.cpu_alone_ms < host.latency_ms:
+        yield NextStep(
+            f"Decide if you need the Edge TPU: the CPU of {record.latency.host} alone is predicted to take "
+            f"{number(host.cpu_alone_ms, 'ms')}, and the Edge TPU {number(host.latency_ms, 'ms')}. The steps below are "
+            "for the Edge TPU."
+        )
+
+
+def _has(record: RunRecord, name: str) -> bool:
+    return name in record.outputs
+
+
+def commands(record: RunRecord) -> list[str]:
+    """Return the commands that bring the result to a device, in order, for the folder of the report."""
+    usable = record.status not in ("failed", "interrupted", "not usable")
+    return [step.command for step in _use(record) if step.command] if usable else []
+
+
+def is_uncompiled(record: RunRecord) -> bool:
+    """Whether the run has a model for a target with a compiler that is not compiled."""
+    placement = record.placement
+    compiles = placement is not None and bool(placement.how_to_compile) and not placement.failure
+    return compiles and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs

@@ -278,3 +278,17 @@ def _plain(text: str) -> str:
     """Return a string on one line, quoted if YAML would read it differently."""
     line = shorten(text, 400)
     return line if line and line == text and not set(line) & set(":#[]{},\"'") else f'"{line}"'
+
+
+def absence(record: RunRecord) -> str:
+    """Return the reason why a part of the record is missing."""
+    if record.status == "failed":
+        return f"the run failed{in_stage(record)} before this step"
+    if record.status == "interrupted":
+        return f"the run was interrupted{in_stage(record)} before this step"
+    return "not part of this run"
+
+
+def in_stage(record: RunRecord) -> str:
+    """Return where a run failed, for the middle of a sentence; empty if it is not known."""
+    return f" in stage “{shorten(record.failed_stage)}”" if record.failed_stage else ""

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from run_records import RECORDS, Record, crowded, failed, full, html_of, m, markdown_of
 
-from compress.report import next_steps, sections
+from compress.report import sections, verdict
 from compress.report.blocks import Block, Columns, Details, Figure
-from compress.report.headline import headline, key_figures
 from compress.report.html import prose, unbroken
 from compress.report.record import RunRecord
+from compress.report.verdict import headline, key_figures
 
 
 def record(**changes: Any) -> RunRecord:
@@ -95,9 +95,9 @@ def test_key_figures_have_the_change() -> None:
 @pytest.mark.parametrize(
     ("changes", "commands"),
     [
-        ({}, ["edgetpu_compiler -s model.tflite", "python -m compress deploy digits.coralline", next_steps.COMPARE]),
-        ({"placement": None}, ["python -m compress deploy digits.coralline", next_steps.COMPARE]),
-        ({"outputs": {"model.tflite": full()["outputs"]["model.tflite"]}, "placement": None}, [next_steps.COMPARE]),
+        ({}, ["edgetpu_compiler -s model.tflite", "python -m compress deploy digits.coralline", verdict.COMPARE]),
+        ({"placement": None}, ["python -m compress deploy digits.coralline", verdict.COMPARE]),
+        ({"outputs": {"model.tflite": full()["outputs"]["model.tflite"]}, "placement": None}, [verdict.COMPARE]),
         (
             {"status": "not usable", "stages": [full()["stages"][1] | {"facts": {"layers": []}}]},
             ["python -m compress debug ."],
@@ -107,7 +107,7 @@ def test_key_figures_have_the_change() -> None:
     ],
 )
 def test_next_steps(changes: Record, commands: list[str]) -> None:
-    steps = next_steps.steps(record(**changes))
+    steps = verdict.steps(record(**changes))
     actual_commands = [step.command for step in steps if step.command]
     assert len(actual_commands) == len(commands)
     assert all(command.startswith(expected) for command, expected in zip(actual_commands, commands, strict=True))
@@ -118,19 +118,19 @@ def test_next_steps(changes: Record, commands: list[str]) -> None:
 
 def test_a_model_that_is_faster_on_the_cpu_is_advised_against() -> None:
     expected = {"summary": "USB 3", "latency_ms": 1.9, "low_ms": 1.5, "high_ms": 2.5, "cpu_alone_ms": 0.07}
-    first = next_steps.steps(record())[0].text
+    first = verdict.steps(record())[0].text
     assert "the CPU of usb3 alone is predicted to take 0.0700 ms, and the Edge TPU 1.90 ms" in first
     slower = placement(expected_latency={"usb3": expected | {"cpu_alone_ms": 9.0}})
-    assert "Compile the model" in next_steps.steps(record(placement=slower))[0].text
+    assert "Compile the model" in verdict.steps(record(placement=slower))[0].text
 
 
 def test_a_model_that_the_compiler_rejects_is_not_compiled() -> None:
-    steps = next_steps.steps(record(placement=placement(failure="CONV_2D is too new", compiles=False)))
-    assert [step.command for step in steps] == ["python -m compress check model.tflite", next_steps.COMPARE]
+    steps = verdict.steps(record(placement=placement(failure="CONV_2D is too new", compiles=False)))
+    assert [step.command for step in steps] == ["python -m compress check model.tflite", verdict.COMPARE]
 
 
 def test_a_budget_that_is_not_kept_comes_first() -> None:
-    assert next_steps.steps(RunRecord.from_json(crowded()))[0].text.startswith("The budget is not kept")
+    assert verdict.steps(RunRecord.from_json(crowded()))[0].text.startswith("The budget is not kept")
 
 
 IDENTITIES = [

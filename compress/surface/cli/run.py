@@ -151,7 +151,7 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _print_results(record: RunRecord, folder: Path) -> None:
-    from compress.report import next_steps
+    from compress.report import verdict
     from compress.report.verdict import latency_text
 
     if record.latency is not None:
@@ -165,7 +165,7 @@ def _print_results(record: RunRecord, folder: Path) -> None:
         if record.placement.compiled:
             write("compiled for the Edge TPU")
         write(record.placement.summary)
-    for command in next_steps.commands(record):
+    for command in verdict.commands(record):
         write(f"next, in {folder}: {command}")
     write(f"report: {folder / 'report.html'}")
 
