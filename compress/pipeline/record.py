@@ -50,7 +50,7 @@ from compress.tasks.base import Task
 from compress.tasks.findings import VerdictReason, about_original, channels, input_range
 
 TOOLS = (
-    *("ai-edge-litert", "keras", "numpy", "scikit-learn"),
+    *("ai-edge-litert", "keras", "numpy"),
     *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
 )
 _EARLY: dict[int, RunStatus] = {EXIT_INTERRUPTED: "interrupted"}

@@ -25,7 +25,7 @@ PACKAGES = ("compress", "darwinn", *DEVICE_SIDE)
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 TENSORFLOW_ROOMS = ("model/ir", "model/importers", "tasks", "learning")
-SLOW = {*LATE, "sklearn", "scipy", "h5py", "onnx"}
+SLOW = {*LATE, "scipy", "h5py", "onnx"}
 
 WRAPPER = """
 import sys

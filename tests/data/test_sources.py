@@ -74,9 +74,9 @@ def test_digits_through_a_dataset() -> None:
     np.testing.assert_array_equal(data.raw("test", np.array([3]))[0], inputs[3, ..., 0] * 16)
 
 
-def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_of_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "digest", lambda path: "0" * 64)
-    with pytest.raises(DataError, match="reinstall scikit-learn"):
+    with pytest.raises(DataError, match="install coralline again"):
         Digits().fingerprint()
     with pytest.raises(DataError):
         Digits().load()

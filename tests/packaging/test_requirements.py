@@ -54,7 +54,7 @@ def versions_read(tree: ast.AST) -> Iterator[str]:
 def test_versions_are_of_packages_that_the_wheel_requires() -> None:
     """A version that cannot be read ends a run: pycocotools was only in the extra `dev`."""
     read = {name: path for path in CODE for name in versions_read(ast.parse(path.read_text()))}
-    assert {"tensorflow", "onnxruntime", "pillow", "scikit-learn"} <= read.keys()
+    assert {"tensorflow", "onnxruntime", "pillow"} <= read.keys()
     assert {name: path for name, path in read.items() if name not in DIRECT | {"coralline"}} == {}
 
 

@@ -1,10 +1,8 @@
-"""The handwritten digits of scikit-learn."""
+"""The handwritten digits of calibration_data/digits."""
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +16,7 @@ from compress.data.splits import stratified
 
 
 class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits, 8x8 values from 0 to 16; part of the library, no download.
+    """The 1,797 handwritten digits that Coralline ships, 8x8 values from 0 to 16: no download.
 
     The split is fixed and stratified: 629 test, 169 validation, 999 training samples.
     """
@@ -26,21 +24,11 @@ class Digits(Source):
     name: ClassVar[str] = "digits"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the digest of the library's file, checked against calibration_data/digits."""
-        module = importlib.util.find_spec("sklearn")
-        if module is None or module.origin is None:
-            raise DataError(
-                "scikit-learn is not installed", where="data.source.digits", hint="pip install 'scikit-learn~=1.6'"
-            )
-        digest = files.digest(Path(module.origin).parent / "datasets" / "data" / "digits.csv.gz")
-        expected = self._manifest()["sha256"]
+        """Return the digest of digits.npz, checked against the manifest beside the file."""
+        path = shipped("calibration_data") / "digits" / "digits.npz"
+        digest, expected = files.digest(path), self._manifest()["sha256"]
         if digest != expected:
-            raise DataError(
-                f"scikit-learn's digits.csv.gz has SHA-256 {digest}",
-                where="data.source.digits",
-                allowed=expected,
-                hint="reinstall scikit-learn",
-            )
+            raise DataError(f"{path} has SHA-256 {digest}", allowed=expected, hint="install coralline again")
         return {"sha256": digest, "split": self._manifest()["split"]}
 
     @staticmethod
@@ -49,18 +37,16 @@ class Digits(Source):
 
     def load(self) -> Samples:
         """Return the digits with their fixed splits."""
-        from sklearn.datasets import load_digits
-
         self.fingerprint()
-        bunch = load_digits()
-        labels = np.asarray(bunch.target, np.int64)
+        with np.load(shipped("calibration_data") / "digits" / "digits.npz", allow_pickle=False) as archive:
+            images: NDArray[np.float32] = archive["images"].astype(np.float32)
+            labels: NDArray[np.int64] = archive["labels"].astype(np.int64)
         split = self._manifest()["split"]
         rest, test = stratified(labels, np.arange(len(labels)), split["test"], split["seed"])
         train, validation = stratified(labels, rest, split["validation"], split["seed"])
-        images: NDArray[np.float32] = bunch.images.astype(np.float32)
         return Samples(
             labels,
-            tuple(str(name) for name in bunch.target_names),
+            tuple("0123456789"),
             lambda index: images[index],
             {"train": train, "validation": validation, "test": test},
         )
