@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.crc32c import crc32c, masked
+from compress.data.sources.tfrecord import masked_crc
 
 
 def varint(value: int) -> bytes:
@@ -38,7 +38,7 @@ def example(**values: Any) -> bytes:
 
 def record(content: bytes) -> bytes:
     head = struct.pack("<Q", len(content))
-    return head + struct.pack("<I", masked(crc32c(head))) + content + struct.pack("<I", masked(crc32c(content)))
+    return head + struct.pack("<I", masked_crc(head)) + content + struct.pack("<I", masked_crc(content))
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
