@@ -46,7 +46,7 @@ and the development tools by version and SHA-256: `make demo` and `make test` in
 writes this file again; it needs [uv](https://docs.astral.sh/uv/). `make wheel` writes the list below as
 `dist/coralline.cdx.json` too: a software bill of materials in the format CycloneDX.
 
-On the device, `deploy` needs numpy and a TFLite runtime only. Pillow or OpenCV decodes images, and `cryptography`
+On the device, `deploy` needs numpy and a TFLite runtime only. Pillow (8 or newer) decodes images, and `cryptography`
 verifies signatures faster.
 
 The licences are those that the packages declare. Packages with binaries contain further libraries; their licences are

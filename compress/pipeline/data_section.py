@@ -214,18 +214,19 @@ def _photos(path: Path, inputs: ModelInputs) -> dict[str, Any]:
 
 def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
     """Return some photos, resized, with values from 0 to 1; those that cannot be read are left out."""
-    from compress.data.sources.images import MAX_IMAGE_BYTES, decoded
+    from compress.data.sources.images import MAX_IMAGE_BYTES, ImageFolder
     from deploy.contract.preprocessing import Preprocessing
 
     height, width, channels = inputs.shapes[0]
     resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
     files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGES and file.is_file()]
+    reader = ImageFolder(path=str(path), channels=1 if channels == 1 else 3)
     samples = []
     for file in files[:: max(len(files) // LOOKED_AT, 1)][:LOOKED_AT]:
         if file.stat().st_size > MAX_IMAGE_BYTES:
             continue
         try:
-            samples.append(resize(decoded(file.read_bytes(), channels, str(file))) / np.float32(255))
+            samples.append(resize(reader.decoded(file.read_bytes(), str(file))) / np.float32(255))
         except DataError:
             continue
     if not samples:

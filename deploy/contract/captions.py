@@ -1,4 +1,4 @@
-"""Text in images, as lines with a coloured background. It needs Pillow or OpenCV for the shapes of the letters."""
+"""Text in images, as lines with a coloured background. It needs Pillow for the shapes of the letters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.errors import ImageError
+from deploy.contract.pictures import pillow
 from deploy.contract.preprocessing import Array
 
 LEAST_HEIGHT = 12
@@ -18,8 +18,6 @@ OF_IMAGE = 1 / 48
 MARGIN = 2
 _BITMAP_HEIGHT = 11
 """The height of the font of older versions of Pillow, in pixels."""
-_HERSHEY_HEIGHT = 30
-"""The height of a line of OpenCV's font at scale 1, in pixels."""
 
 
 class Caption(NamedTuple):
@@ -40,18 +38,6 @@ class Caption(NamedTuple):
     ascii_text: str = ""
 
 
-def check_library() -> None:
-    """Check that there is a library for text and image files.
-
-    Raises:
-        ImageError: neither Pillow nor OpenCV is installed.
-    """
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        opencv()
-
-
 def line_height(canvas: Array) -> int:
     """Return the height of a caption in an image [height, width, 3], in pixels, give or take two."""
     shorter: int = min(canvas.shape[:2])
@@ -66,8 +52,9 @@ def write(canvas: Array, captions: Sequence[Caption]) -> None:
         captions: the captions; later ones cover earlier ones.
 
     Raises:
-        ImageError: neither Pillow nor OpenCV is installed.
+        ImageError: Pillow is not installed.
     """
+    pillow()
     height = line_height(canvas)
     for caption in captions:
         text = caption.text if is_printable(caption.text) else caption.ascii_text or caption.text
@@ -83,19 +70,6 @@ def printable(text: str) -> str:
 def is_printable(text: str) -> bool:
     """Return whether the fonts have all characters of a text, apart from accents."""
     return printable(text) == _without_accents(text)
-
-
-def opencv() -> Any:
-    """Return the module cv2.
-
-    Raises:
-        ImageError: it is not installed.
-    """
-    try:
-        import cv2
-    except ImportError:
-        raise ImageError("neither Pillow nor OpenCV is installed to write images", "python3 -m pip install pillow")
-    return cv2
 
 
 def _without_accents(text: str) -> str:
@@ -116,10 +90,8 @@ def _stamp(canvas: Array, letters: Array, caption: Caption) -> None:
 
 def _letters(text: str, height: int) -> Array:
     """Return a text as uint8 [about height, width]: 255 where ink is."""
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError:
-        return _with_opencv(text, height)
+    from PIL import Image, ImageDraw
+
     font = _font(height)
     if font is None:
         return _with_bitmap(text, height)
@@ -148,13 +120,3 @@ def _with_bitmap(text: str, height: int) -> Array:
     ImageDraw.Draw(image).text((0, 0), text, fill=255)
     factor = max(round(height / _BITMAP_HEIGHT), 1)
     return np.asarray(image).repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def _with_opencv(text: str, height: int) -> Array:
-    cv2 = opencv()
-    scale = height / _HERSHEY_HEIGHT
-    thickness = max(round(2 * scale), 1)
-    (width, above), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, thickness)
-    letters = np.zeros((above + below + 1, max(width, 1)), np.uint8)
-    cv2.putText(letters, text, (0, above), cv2.FONT_HERSHEY_SIMPLEX, scale, 255, thickness, cv2.LINE_AA)
-    return letters

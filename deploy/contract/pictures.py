@@ -1,18 +1,18 @@
 """Decoding of image files: training, `runner.pyz run` and `serve` all use this module.
 
 An EXIF orientation is applied (`deploy.contract.orientation`). Transparency is ignored. Of 16-bit values the upper 8
-bits are used; images with more bits are refused. Decoding needs Pillow or OpenCV.
+bits are used; images with more bits are refused. Decoding needs Pillow 8 or newer.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any, Optional, Union
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
 from deploy.contract.errors import ImageError
-from deploy.contract.orientation import EXIF, upright
+from deploy.contract.orientation import EXIF, IGNORE, UPRIGHT, oriented, read
 from deploy.contract.resizing import LONGEST
 from deploy.contract.step import Array
 
@@ -31,34 +31,49 @@ def decode(
     channels: Optional[int] = None,
     max_pixels: int = MAX_PIXELS,
     orientation: str = EXIF,
+    formats: Optional[Sequence[str]] = None,
 ) -> Array:
-    """Decode an image file in a format of Pillow or OpenCV: uint8 [height, width, channels].
+    """Decode an image file: uint8 [height, width, channels].
 
     Args:
         content: the bytes of the file.
         channels: 3: RGB; 1: grey; None: the channels of the file.
-        max_pixels: the largest number of pixels. With OpenCV, which decodes at once: its own limit.
+        max_pixels: the largest number of pixels, checked before memory is allocated for them.
         orientation: "exif": rotate and mirror the image by its EXIF orientation; "ignore": do not.
+        formats: Pillow's names of the allowed formats; None: all that Pillow knows.
 
     Raises:
-        ImageError: the file is not an image, or is damaged or too large; or no decoder is installed.
+        ImageError: the file is not an image, or is damaged or too large; or Pillow is not installed.
     """
+    module = pillow()
     try:
-        import PIL
-        from PIL import Image
-    except ImportError:
-        return upright(_with_opencv(content, channels), content, orientation)
-    unidentified: Any = getattr(PIL, "UnidentifiedImageError", ())  # since Pillow 7
-    try:
-        with Image.open(io.BytesIO(content)) as image:
+        with module.open(io.BytesIO(content), formats=formats) as image:
             check_size(image.size[0], image.size[1], max_pixels)
-            return upright(pixels(image, channels), content, orientation)
-    except unidentified:
+            applied = UPRIGHT if orientation == IGNORE else read(image)
+            return oriented(pixels(image, channels), applied)
+    except module.UnidentifiedImageError:
         raise unknown_format(content)
     except ImageError:
         raise
     except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
         raise ImageError("the image cannot be decoded: %s" % error, HINT)
+
+
+def pillow() -> Any:
+    """Return the module PIL.Image.
+
+    Raises:
+        ImageError: Pillow is not installed, or older than version 8, which decodes a part of the formats alone.
+    """
+    try:
+        import PIL
+        from PIL import Image
+    except ImportError:
+        raise ImageError("Pillow is not installed, and photos need it", "python3 -m pip install pillow")
+    if int(PIL.__version__.partition(".")[0]) < 8:
+        what = "Pillow %s is too old for photos; version 8 or newer is needed" % PIL.__version__
+        raise ImageError(what, "python3 -m pip install --upgrade pillow")
+    return Image
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
@@ -85,7 +100,7 @@ def phone_format(content: Union[bytes, bytearray]) -> str:
 
 
 def unknown_format(content: Union[bytes, bytearray], hint: str = HINT) -> ImageError:
-    """Return the error for an image that no decoder reads."""
+    """Return the error for an image in a format that Pillow does not read."""
     name = phone_format(content)
     if name:
         return ImageError("the image is a %s file, which cannot be decoded" % name, CONVERT)
@@ -114,7 +129,7 @@ def pixels(image: Any, channels: Optional[int] = None) -> Array:
 def to_grey(rgb: Array) -> Array:
     """Convert RGB [height, width, 3] to grey levels (ITU-R BT.601), [height, width, 1].
 
-    The result equals Pillow's since version 7. Older versions truncate, and OpenCV rounds in another way.
+    The result equals Pillow's since version 7; arrays of a camera need no Pillow for it.
     """
     grey = np.empty(rgb.shape[:2] + (1,), np.uint8)
     rows = max(_BLOCK_PIXELS // max(rgb.shape[1], 1), 1)
@@ -125,24 +140,3 @@ def to_grey(rgb: Array) -> Array:
             sums += np.multiply(block[..., index], weight, dtype=np.uint32)
         grey[start : start + rows, :, 0] = sums >> 16
     return grey
-
-
-def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> Array:
-    try:
-        import cv2
-    except ImportError:
-        raise ImageError("neither Pillow nor OpenCV is installed to decode images", "python3 -m pip install pillow")
-    flags = cv2.IMREAD_ANYCOLOR if channels is None else cv2.IMREAD_COLOR
-    flags |= cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
-    except cv2.error as error:
-        raise ImageError("the image cannot be decoded: %s" % error, HINT)
-    if image is None:
-        raise unknown_format(content)
-    if image.dtype == np.uint16:
-        image = (image >> 8).astype(np.uint8)
-    if image.dtype != np.uint8:
-        raise ImageError("the image cannot be decoded: %s" % DEEP, HINT)
-    rgb = image[..., np.newaxis] if image.ndim == 2 else image[..., ::-1]  # OpenCV's channels are in the order BGR
-    return to_grey(rgb) if channels == 1 else rgb

@@ -1,6 +1,6 @@
 """Answers drawn into photos: boxes with their labels, keypoints, masks, and the names of classes.
 
-`deploy.contract.shapes` draws; text and image files need Pillow or OpenCV, as decoding does.
+`deploy.contract.shapes` draws; text and image files need Pillow, as decoding does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from deploy.contract.captions import Caption
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.image_geometry import AffineMap, input_map
+from deploy.contract.pictures import pillow
 from deploy.contract.preprocessing import Array, PreprocessingError
 from deploy.contract.shapes import COLOURS, blend_classes, class_at, draw_objects, draw_points, line_width, title
 from deploy.runner.answers import Answer, ChosenLabels
@@ -32,12 +33,12 @@ def check(opened: Bundle) -> None:
 
     Raises:
         ArgumentError: the bundle has another task.
-        ImageError: neither Pillow nor OpenCV is installed.
+        ImageError: Pillow is not installed.
     """
     if opened.answers == "arrays" and opened.task not in ARRAYS_IN_IMAGE:
         what = "the answers of the task %s cannot be drawn" % opened.task
         raise ArgumentError(what, "leave out --draw: only classes, objects, masks and keypoints can be drawn")
-    captions.check_library()
+    pillow()
 
 
 def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE) -> Array:
@@ -50,7 +51,7 @@ def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE
         least_score: objects with a lower score are left out.
 
     Raises:
-        ImageError: the sample is not an image, the answer cannot be drawn, or neither Pillow nor OpenCV is installed.
+        ImageError: the sample is not an image, the answer cannot be drawn, or Pillow is not installed.
     """
     canvas = _canvas(image)
     texts: List[Caption] = []
@@ -80,19 +81,16 @@ def encoded(image: Array, suffix: str) -> bytes:
         suffix: the suffix of the file, one of `IMAGE_SUFFIXES`.
 
     Raises:
-        ImageError: the format is unknown or cannot hold the image, or neither Pillow nor OpenCV is installed.
+        ImageError: the format is unknown or cannot hold the image, or Pillow is not installed.
     """
     suffix = suffix.lower()
     if suffix not in IMAGE_SUFFIXES:
         raise ImageError("%r is not the suffix of an image" % suffix, "use one of %s" % ", ".join(IMAGE_SUFFIXES))
     options = {"quality": QUALITY} if suffix in (".jpg", ".jpeg") else {}
-    try:
-        from PIL import Image
-    except ImportError:
-        return bytes(captions.opencv().imencode(suffix, image[..., ::-1])[1].tobytes())
+    module = pillow()
     content = io.BytesIO()
     try:
-        Image.fromarray(image).save(content, Image.registered_extensions()[suffix], **options)
+        module.fromarray(image).save(content, module.registered_extensions()[suffix], **options)
     except (OSError, ValueError) as error:  # JPEG has at most 65,500 pixels in a row
         raise ImageError("the drawn image cannot be written as %s: %s" % (suffix, error), "use --draw with .png")
     return content.getvalue()

@@ -1,14 +1,12 @@
 """Decoding of request bodies: .npy, .npz, raw values, JPEG, PNG, BMP, WebP, WAV, text. The content is not trusted.
 
-numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array. The dimensions of an
-image are read from its header before a decoder allocates memory for it; OpenCV has no function for that.
+numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import struct
 import zipfile
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -27,7 +25,9 @@ MAX_AXES = 4
 MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
+_IMAGE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|BM|RIFF....WEBP", re.DOTALL)
 _CHARSET = re.compile(r"charset=\"?([^\s;\"]+)")
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 FORMATS = "send .npy, .npz for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
@@ -76,8 +76,12 @@ def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decodin
         array = _array(body, "the body")
     elif recording.is_wav(body):
         array = recording.decode_wav(body, decoding.sound_rate, decoding.sound_channels)
+    elif _IMAGE.match(body):
+        array = pictures.decode(body, decoding.image_channels, MAX_PIXELS, decoding.orientation, IMAGE_FORMATS)
+    elif pictures.phone_format(body):
+        raise pictures.unknown_format(body)
     else:
-        array = _decode_image(body, decoding)
+        raise ImageError("the format of the body is unknown", FORMATS)
     return _finite(array)
 
 
@@ -177,72 +181,3 @@ def _dimensions(shape: str) -> Tuple[int, ...]:
             raise ImageError("X-Shape: %s is not a shape" % shape[:40], "send for example X-Shape: 224,224,3")
         dimensions.append(dimension)
     return tuple(dimensions)
-
-
-def _decode_image(body: Bytes, decoding: Decoding) -> Array:
-    """Decode an image, after a check of the dimensions in its header."""
-    read_size = next((read_size for signature, read_size in _SIGNATURES if signature.match(body)), None)
-    if read_size is None:
-        if pictures.phone_format(body):
-            raise pictures.unknown_format(body)
-        raise ImageError("the format of the body is unknown", FORMATS)
-    pictures.check_size(*read_size(body), MAX_PIXELS)
-    return pictures.decode(body, decoding.image_channels, MAX_PIXELS, decoding.orientation)
-
-
-# The functions below return width and height of an image, or 0, 0 if its header is invalid.
-
-
-def _png_size(body: Bytes) -> Tuple[int, int]:
-    """Read the first chunk, IHDR (PNG specification, 11.2.2)."""
-    if body[12:16] != b"IHDR" or len(body) < 24:
-        return 0, 0
-    width, height = struct.unpack(">II", body[16:24])
-    return int(width), int(height)
-
-
-def _jpeg_size(body: Bytes) -> Tuple[int, int]:
-    """Read the frame header, SOF (ITU T.81, B.2.2)."""
-    offset = 2
-    while offset + 9 <= len(body) and body[offset] == 0xFF:
-        marker = body[offset + 1]
-        if marker == 0xFF:  # a fill byte
-            offset += 1
-            continue
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack(">HH", body[offset + 5 : offset + 9])
-            return int(width), int(height)
-        offset += 2 + int(struct.unpack(">H", body[offset + 2 : offset + 4])[0])
-    return 0, 0
-
-
-def _bmp_size(body: Bytes) -> Tuple[int, int]:
-    """Read the bitmap header (BITMAPCOREHEADER or BITMAPINFOHEADER)."""
-    if len(body) < 26:
-        return 0, 0
-    core = struct.unpack_from("<I", body, 14)[0] == 12
-    width, height = struct.unpack_from("<HH" if core else "<ii", body, 18)
-    return int(width), abs(int(height))  # negative: the rows are stored from top to bottom
-
-
-def _webp_size(body: Bytes) -> Tuple[int, int]:
-    """Read the first chunk (RFC 9649: 2.5 to 2.7, 3.4; RFC 6386, 9.1)."""
-    kind = body[12:16]
-    if kind == b"VP8X" and len(body) >= 30:
-        return 1 + int.from_bytes(body[24:27], "little"), 1 + int.from_bytes(body[27:30], "little")
-    if kind == b"VP8L" and len(body) >= 25:
-        bits = int.from_bytes(body[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 " and len(body) >= 30:
-        width, height = struct.unpack_from("<HH", body, 26)
-        return width & 0x3FFF, height & 0x3FFF
-    return 0, 0
-
-
-_SIGNATURES = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), _png_size),
-    (re.compile(rb"\xff\xd8\xff"), _jpeg_size),
-    (re.compile(rb"BM"), _bmp_size),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_size),
-)
-"""The signature of each format, and the function that reads its dimensions."""

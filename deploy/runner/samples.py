@@ -155,7 +155,7 @@ def _decoded(frame: Any, decoding: Decoding) -> Any:
 
 
 def read(path: str, decoding: Decoding) -> Any:
-    """Read a sample: .npy; .npz for several inputs; a .wav file; or an image if Pillow or OpenCV is installed.
+    """Read a sample: .npy; .npz for several inputs; a .wav file; or an image if Pillow is installed.
 
     Raises:
         ImageError: the file cannot be decoded.

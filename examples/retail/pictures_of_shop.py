@@ -1,6 +1,6 @@
 """The pictures that the shop looks at: photos of a folder, the frames of a video file, a camera, or stdin.
 
-Photos are decoded by Pillow or OpenCV, `.npy` arrays need neither. Video files and cameras need OpenCV. Without it,
+Photos are decoded by Pillow, `.npy` arrays do not need it. Video files and cameras need OpenCV. Without it,
 ffmpeg can write JPEG images to stdin.
 """
 
@@ -147,7 +147,7 @@ def _target(source: str) -> Any:
 
 
 def shown(image: Any) -> Tuple[bytes, str]:
-    """Return an image as a file for a browser, and its type: JPEG, or PNG without Pillow and OpenCV."""
+    """Return an image as a file for a browser, and its type: JPEG, or PNG without Pillow."""
     pixels = image if image.ndim == 3 else image[..., np.newaxis]
     if pixels.dtype != np.uint8:
         pixels = np.clip(np.nan_to_num(pixels.astype(np.float32)), 0, 255).astype(np.uint8)

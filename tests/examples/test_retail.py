@@ -150,7 +150,7 @@ def test_the_page_in_a_browser(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["3.7", None])
 def test_the_buttons_over_http(place: Path, version: str | None) -> None:
-    """Arrays need neither Pillow nor OpenCV. Without these, the picture is a PNG file."""
+    """Arrays do not need Pillow. Without Pillow, the picture is a PNG file."""
     (place / "arrays").mkdir()
     photos, others = small_shop.photos(7, 6)
     for number, photo in enumerate(photos):

@@ -100,8 +100,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
-        with path.open("rb") as stream:
-            orientation = exif.read(stream)
+            orientation = exif.read(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         with path.open("rb") as stream:
             refuse_other_format(stream.read(256), str(path))

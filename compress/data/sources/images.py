@@ -74,12 +74,13 @@ class Observed:
     def __init__(self) -> None:
         self._files: dict[str, set[str]] = {kind: set() for kind in NOTES}
 
-    def add(self, image: Any, where: str) -> None:
-        """Add an image that Pillow has opened."""
+    def add(self, image: Any, where: str, orientation: int) -> None:
+        """Add an image that Pillow has opened, and its EXIF orientation."""
         width, height = image.size
         suffix = os.path.splitext(where)[1].lower()
         image_format = "JPEG" if image.format == "MPO" else image.format  # the format of stereo photos
         kinds = {
+            "rotated": orientation != UPRIGHT,
             "deep": image.mode.startswith("I"),
             "cmyk": image.mode == "CMYK",
             "animated": image.format != "MPO" and getattr(image, "is_animated", False),
@@ -90,11 +91,7 @@ class Observed:
         }
         for kind, applies in kinds.items():
             if applies:
-                self.add_kind(kind, where)
-
-    def add_kind(self, kind: str, where: str) -> None:
-        """Add an image to the files of a note."""
-        self._files[kind].add(where)
+                self._files[kind].add(where)
 
     def notes(self) -> tuple[str, ...]:
         """Return a note for each kind with the number of images and the first."""
@@ -144,14 +141,24 @@ class DecodedImages(Settings):
         Raises:
             DataError: it is none, damaged, or too large.
         """
-        stored = decoded(content, self.channels, where, observed)
-        orientation = UPRIGHT if self.orientation == IGNORE else read(io.BytesIO(content))
-        if orientation == UPRIGHT:
-            return stored
-        if observed is not None:
-            observed.add_kind("rotated", where)
-        image: NDArray[np.uint8] = oriented(stored, orientation)
-        return image
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
+                check_size(image.size, where)
+                orientation = UPRIGHT if self.orientation == IGNORE else read(image)
+                if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
+                    with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
+                        again.verify()
+                array: NDArray[np.uint8] = oriented(pixels(image, self.channels), orientation)
+                if observed is not None:
+                    observed.add(image, where, orientation)
+        except (*ERRORS, Image.DecompressionBombError) as error:
+            refuse_other_format(content, where)
+            unknown = isinstance(error, UnidentifiedImageError)
+            reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
+            raise DataError(f"is not a readable image: {reason}", where=where, hint="remove or repair it") from error
+        return array
 
 
 class ImageFolder(DecodedImages, LabelledFiles):
@@ -186,28 +193,3 @@ def check_size(size: tuple[int, int], where: str) -> None:
         pictures.check_size(*size, MAX_PIXELS)
     except ImageError as error:
         raise DataError(error.what, where=where, hint="resize or remove it") from error
-
-
-def decoded(content: bytes, channels: int, where: str, observed: Observed | None = None) -> NDArray[np.uint8]:
-    """Decode an image file to its stored pixels: uint8 [height, width, channels].
-
-    Raises:
-        DataError: it is none, damaged, or too large.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
-            check_size(image.size, where)
-            if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
-                with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
-                    again.verify()
-            array: NDArray[np.uint8] = pixels(image, channels)
-            if observed is not None:
-                observed.add(image, where)
-    except (*ERRORS, Image.DecompressionBombError) as error:
-        refuse_other_format(content, where)
-        unknown = isinstance(error, UnidentifiedImageError)
-        reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
-        raise DataError(f"is not a readable image: {reason}", where=where, hint="remove or repair it") from error
-    return array

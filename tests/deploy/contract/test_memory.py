@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from compress.core.errors import DataError
-from compress.data.sources.images import decoded
+from compress.data.sources import ImageFolder
 from deploy.contract import pictures, resizing
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import MOST_BYTES, Preprocessing, PreprocessingError
@@ -160,7 +160,8 @@ def test_refused_before_anything_is_allocated(steps: list[Any], shape: tuple[int
 @pytest.mark.parametrize("size", [(1, 65_537), (65_537, 1), (8000, 8001)])
 def test_pictures_are_refused_by_their_header(size: tuple[int, int]) -> None:
     content = png(size)
-    assert decoded(png((2, 2)), 1, "a.png").shape == images.decode_body(png((2, 2))).shape  # plugins are imported
+    reader = ImageFolder(path="x", channels=1)
+    assert reader.decoded(png((2, 2)), "a.png").shape == images.decode_body(png((2, 2))).shape  # plugins are imported
     tracemalloc.start()
     try:
         with pytest.raises(ImageError, match="pixels; at most 33554432, and at most 65536 along a side"):
@@ -168,7 +169,7 @@ def test_pictures_are_refused_by_their_header(size: tuple[int, int]) -> None:
         with pytest.raises(ImageError, match="pixels; at most 64000000"):
             pictures.decode(content)
         with pytest.raises(DataError, match="pixels; at most 64000000"):
-            decoded(content, 1, "a.png")
+            reader.decoded(content, "a.png")
         assert tracemalloc.get_traced_memory()[1] < SMALL
     finally:
         tracemalloc.stop()

@@ -365,7 +365,7 @@ def test_drawing_on_every_interpreter(path: Path, python: str, tmp_path: Path) -
     """Without Pillow: the error names the missing library."""
     np.save(tmp_path / "photo.npy", photo(0))
     done = devices.runner("run", path, tmp_path / "photo.npy", "--draw", tmp_path / "out.png", python=python)
-    assert done.returncode == 0 or "neither Pillow nor OpenCV" in done.stderr, done.stderr
+    assert done.returncode == 0 or "Pillow is not installed" in done.stderr, done.stderr
     assert (tmp_path / "out.png").exists() == (done.returncode == 0)
 
 
