@@ -1,4 +1,4 @@
-"""Fraction and time left of one stage, from its reports.
+"""Fraction of one stage, from its reports.
 
 Reports come from the thread that works, often, and only store values. Another thread reads them a few times a second
 (`Tracker.reading`) to show them.
@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from compress.core.progress import Phase
-from compress.core.progress.time_left import StepTimes
 
-Clock = Callable[[], float]
 Listener = Callable[[Sequence[Phase], float | None], None]
 """Called with the open phases, from the outermost, when the last one begins (None) and ends (its seconds)."""
 
@@ -29,8 +27,6 @@ class Reading:
         total: number of its steps; 0 if they are not known.
         fraction: the part of the stage that is done; None if it is not known.
         elapsed: seconds since the stage began.
-        left: seconds until the stage ends; None as long as that cannot be estimated.
-        left_of_phase: seconds until the innermost phase ends, likewise.
         metrics: the last metrics of the innermost phase.
     """
 
@@ -39,8 +35,6 @@ class Reading:
     total: int
     fraction: float | None
     elapsed: float
-    left: float | None
-    left_of_phase: float | None
     metrics: Mapping[str, float]
 
     @property
@@ -49,74 +43,34 @@ class Reading:
         return next((phase.name for phase in reversed(self.phases) if phase.name), "")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Level:
     """The stage, or an open phase.
 
     Attributes:
-        phase: the phase; None for the stage.
-        began: the time of its start.
+        phase: the phase; without a name for the stage.
         plan: the announced phases inside, by name.
-        finished: by announced phase that is over, its seconds.
-        steps: the steps that it reports itself.
+        finished: the names of the announced phases that are over.
+        done: number of steps that are done.
+        total: number of steps; 0 if they are not known.
         metrics: its last metrics.
     """
 
-    phase: Phase | None
-    began: float
+    phase: Phase
     plan: dict[str, Phase] = field(default_factory=dict)
-    finished: dict[str, float] = field(default_factory=dict)
-    steps: StepTimes = field(default_factory=StepTimes)
+    finished: frozenset[str] = frozenset()
+    done: int = 0
+    total: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def own_fraction(self) -> float | None:
-        """Return the part that is done, without an open phase inside."""
-        if self.plan:
-            return sum(self.plan[name].weight for name in self.finished) / self._weight()
-        return min(self.steps.done / self.steps.total, 1.0) if self.steps.total else None
-
-    def fraction_with(self, inside: _Level, fraction: float | None) -> float | None:
-        """Return the part that is done, with an open phase inside of which a fraction is done."""
-        level_fraction = self.own_fraction()
-        if level_fraction is None or not self._counts(inside):
-            return level_fraction
-        return level_fraction + self._planned(inside).weight / self._weight() * (fraction or 0.0)
-
-    def left_with(self, inside: _Level | None, left: float | None, now: float) -> float | None:
-        """Return the seconds that are left, with an open phase inside that takes `left` seconds more.
-
-        The cost of later phases follows from their weights, and the seconds for each unit of weight so far; nothing is
-        said of more work than was measured.
-        """
+    def fraction(self, inside: tuple[_Level, float | None] | None) -> float | None:
+        """Return the part that is done, with the open phase inside and the fraction of this phase that is done."""
         if not self.plan:
-            return self.steps.left(now) if inside is None else None
-        seconds, weight = sum(self.finished.values()), sum(self.plan[name].weight for name in self.finished)
-        later = self._weight() - weight
-        if inside is not None and self._counts(inside):
-            current = self._planned(inside).weight
-            spent = now - inside.began
-            if left is None:
-                if inside.steps.total or inside.plan or weight < current:  # it has no rate of its own yet
-                    return None
-                left = current * seconds / weight - spent
-                if left < 0:  # it takes longer than its weight says
-                    return None
-            seconds, weight, later = seconds + spent + left, weight + current, later - current
-        elif inside is not None and left is None:
-            return None
-        if later > weight:
-            return None
-        return (left or 0.0) + (later * seconds / weight if later > 0 else 0.0)
-
-    def _weight(self) -> float:
-        return sum(phase.weight for phase in self.plan.values()) or 1.0
-
-    def _counts(self, inside: _Level) -> bool:
-        return inside.phase is not None and inside.phase.name in self.plan and inside.phase.name not in self.finished
-
-    def _planned(self, inside: _Level) -> Phase:
-        assert inside.phase is not None
-        return self.plan[inside.phase.name]
+            return min(self.done / self.total, 1.0) if self.total else None
+        done = sum(self.plan[name].weight for name in self.finished)
+        if inside is not None and (name := inside[0].phase.name) in self.plan.keys() - self.finished:
+            done += self.plan[name].weight * (inside[1] or 0.0)
+        return done / (sum(phase.weight for phase in self.plan.values()) or 1.0)
 
 
 class Tracker:
@@ -125,48 +79,39 @@ class Tracker:
     Args:
         note: receives notes.
         listener: is called when phases begin and end.
-        clock: the time in seconds.
     """
 
-    def __init__(
-        self,
-        note: Callable[[str], None],
-        listener: Listener = lambda phases, seconds: None,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, note: Callable[[str], None], listener: Listener = lambda phases, seconds: None) -> None:
         self._note = note
         self._listener = listener
-        self._clock = clock
-        self._levels = [_Level(None, clock())]
+        self._began = time.monotonic()
+        self._levels = [_Level(Phase(""))]
         self._largest = 0.0
 
     def plan(self, *phases: Phase) -> None:
         """Announce the phases of the innermost level."""
         level = self._levels[-1]
-        level.finished = {}
+        level.finished = frozenset()
         level.plan = {phase.name: phase for phase in phases}
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Open a phase."""
-        outer, level = self._levels[-1], _Level(phase, self._clock())
+        outer, level = self._levels[-1], _Level(phase)
         self._levels = [*self._levels, level]  # not changed in place: another thread reads it
-        phases = _phases(self._levels)
+        began, phases = time.monotonic(), tuple(open_level.phase for open_level in self._levels[1:])
         self._listener(phases, None)
         try:
             yield
         finally:
             self._levels = self._levels[: self._levels.index(level)]
-        seconds = self._clock() - level.began
-        if phase.name in outer.plan:
-            outer.finished = {**outer.finished, phase.name: seconds}
-        self._listener(phases, seconds)
+        outer.finished |= outer.plan.keys() & {phase.name}
+        self._listener(phases, time.monotonic() - began)
 
     def update(self, done: int, total: int, **metrics: float) -> None:
         """Store a report."""
         level = self._levels[-1]
-        level.steps.record(done, total, self._clock())
-        level.metrics = metrics
+        level.done, level.total, level.metrics = done, total, metrics
 
     def note(self, text: str) -> None:
         """Pass a line on."""
@@ -174,26 +119,19 @@ class Tracker:
 
     def reading(self) -> Reading:
         """Return the present state; the fraction never falls."""
-        levels, now = self._levels, self._clock()
-        innermost = levels[-1]
-        fraction = innermost.own_fraction()
-        left = left_of_phase = innermost.left_with(None, None, now)
-        for outer, inner in zip(levels[-2::-1], levels[:0:-1], strict=True):
-            fraction = outer.fraction_with(inner, fraction)
-            left = outer.left_with(inner, left, now)
+        levels = self._levels
+        inside: tuple[_Level, float | None] | None = None
+        for level in reversed(levels):
+            inside = level, level.fraction(inside)
+        assert inside is not None
+        fraction = inside[1]
         if fraction is not None:
             self._largest = fraction = max(self._largest, min(fraction, 1.0))
         return Reading(
-            phases=_phases(levels),
-            done=innermost.steps.done,
-            total=innermost.steps.total,
+            phases=tuple(level.phase for level in levels[1:]),
+            done=levels[-1].done,
+            total=levels[-1].total,
             fraction=fraction,
-            elapsed=now - levels[0].began,
-            left=left,
-            left_of_phase=left_of_phase,
-            metrics=innermost.metrics,
+            elapsed=time.monotonic() - self._began,
+            metrics=levels[-1].metrics,
         )
-
-
-def _phases(levels: Sequence[_Level]) -> tuple[Phase, ...]:
-    return tuple(level.phase for level in levels if level.phase is not None)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.surface.cli import log_writer, output
+from compress.surface.cli import output
+from compress.surface.cli.console import Console
 from compress.surface.cli.main import main
-from compress.surface.cli.run_log import RunLog
 from deploy.contract import printable
 
 TEXTS = st.one_of(
@@ -49,18 +49,11 @@ def test_notes_and_results(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_log(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
-    log = RunLog(path, 2)
-    log.write("label \x1b[31m\u202e\x1e\x04")
-    log.close()
+    with Console(path) as console:
+        console.log("label \x1b[31m\u202e\x1e\x04")
     content = path.read_text(encoding="utf-8")
     assert "label \\x1b[31m\\u202e\\x1e\\x04" in content
     assert "\x1b" not in content
-
-
-def test_the_writer_of_the_log_removes_the_same_characters() -> None:
-    text = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2060, 0x2070)]))
-    left = log_writer.UNPRINTABLE.sub(b"", text.encode()).decode()
-    assert left == "\t\n"
 
 
 @pytest.mark.parametrize("text", fuzz_mutations.HOSTILE_TEXT)
