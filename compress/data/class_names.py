@@ -94,7 +94,10 @@ def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tupl
         if setting.index is None or setting.name is None:
             return label_files.parsed(stream.read(label_files.MAX_BYTES), location).unique()
         rows = tables.table(stream, location, [setting.index, setting.name])
-        return _in_order(_names_by_index(rows, location), location)
+        names = _names_by_index(rows, location)
+        if sorted(names) != list(range(len(names))) or not names:
+            raise DataError(f"names {len(names)} classes", where=location, allowed="indices from 0 without gaps")
+        return tuple(names[index] for index in range(len(names)))
 
 
 def beside(model: Path) -> Path | None:
@@ -111,12 +114,6 @@ def _check_names(names: Iterable[tuple[int, str]], location: labels.Location) ->
         if name in known:
             raise DataError(f"lists the class {name!r} twice", where=location(number), hint="give each class one name")
         known.add(name)
-
-
-def _in_order(names: dict[int, str], where: str) -> tuple[str, ...]:
-    if sorted(names) != list(range(len(names))) or not names:
-        raise DataError(f"names {len(names)} classes", where=where, allowed="indices from 0 without gaps")
-    return tuple(names[index] for index in range(len(names)))
 
 
 def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> dict[int, str]:

@@ -594,7 +594,9 @@ def _check(samples: Samples, name: str) -> None:
     if len(labels) == 0:
         raise DataError("contains no samples", where=where)
     if samples.objects is not None:
-        _check_objects(samples, where)
+        if not classes or not any(len(objects.classes) for objects in samples.objects):
+            raise DataError("the images contain no objects", where=where, hint="check the annotations")
+        _refuse_twins(classes, where)
         return
     arrays = (samples.targets, samples.points, samples.read_mask)
     if any(array is not None for array in arrays) or not samples.has_labels:
@@ -626,9 +628,3 @@ def _refuse_twins(classes: tuple[str, ...], where: str) -> None:
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise DataError(f"two classes are called {twice!r}", where=where)
-
-
-def _check_objects(samples: Samples, where: str) -> None:
-    if not samples.class_names or not any(len(objects.classes) for objects in samples.objects or ()):
-        raise DataError("the images contain no objects", where=where, hint="check the annotations")
-    _refuse_twins(samples.class_names, where)

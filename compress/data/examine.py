@@ -53,7 +53,6 @@ def write_manifest(data: Dataset, path: Path) -> int:
     """Write the checksums of all files of a data set, and return the number of files.
 
     Raises:
-        DataError: it does not come from files, or one cannot be read.
         StoreError: the manifest cannot be written.
     """
     paths = data.source.files()

@@ -251,11 +251,7 @@ def label_location(tree: Tree, listed: Listed) -> str:
 
 
 def _columns_in_order(table: LabelTable, classes: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
-    """Return the columns of 0 and 1 in the order of the classes.
-
-    Raises:
-        DataError: the classes are not these columns.
-    """
+    """Return the columns of 0 and 1 in the order of the classes."""
     columns = table.label_columns
     if classes is not None and sorted(classes) != sorted(columns):
         what = f"the classes are not the columns of {table.settings.table}"

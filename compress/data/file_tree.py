@@ -51,19 +51,9 @@ class Tree:
         return str(Path(self.where) / name)
 
     def read(self, name: str, most: int) -> bytes:
-        """Read a file of at most `most` bytes.
-
-        Raises:
-            DataError: it is larger, or cannot be read.
-        """
+        """Read a file of at most `most` bytes."""
         with self.open(name) as stream:
-            try:
-                content = stream.read(most + 1)
-            except OSError as error:
-                raise files.unreadable(error, self.describe(name)) from error
-        if len(content) > most:
-            raise DataError("is too large", where=self.describe(name), allowed=f"{most:,} bytes")
-        return content
+            return files.content(stream, self.describe(name), most)
 
 
 class _Folder(Tree):
@@ -181,11 +171,7 @@ class _Headers(io.RawIOBase):
 
 
 def tree(path: Path, *, single: bool = False) -> Tree:
-    """Return the files of a folder, of a tar archive or, with `single`, a single file.
-
-    Raises:
-        DataError: it is not there, damaged, or an archive with members that no data set has.
-    """
+    """Return the files of a folder, of a tar archive or, with `single`, a single file."""
     try:
         folder = path.is_dir()
     except OSError as error:
@@ -202,11 +188,7 @@ def tree(path: Path, *, single: bool = False) -> Tree:
 
 
 def unpacked(path: Path) -> Tree:
-    """Return the files of a folder.
-
-    Raises:
-        DataError: it is not there, empty, or an archive.
-    """
+    """Return the files of a folder that is not empty; an archive is refused."""
     if is_archive(path):
         raise DataError("is an archive", where=str(path), allowed="a folder", hint="unpack it")
     folder = tree(path)
@@ -222,11 +204,7 @@ def is_archive(path: Path | str) -> bool:
 
 
 def inside(name: str, where: str) -> str:
-    """Return a relative path, normalized.
-
-    Raises:
-        DataError: it is absolute, or leads out of the folder.
-    """
+    """Return a relative path, normalized; a path that leads out of the folder is refused."""
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
         raise DataError(f"names the file {name!r}", where=where, allowed="files inside, by relative paths")

@@ -33,11 +33,7 @@ _KINDS = {
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a file for reading. This never blocks, as opening a named pipe would.
-
-    Raises:
-        DataError: it is not there, no plain file, or may not be read.
-    """
+    """Open a file for reading. This never blocks, as opening a named pipe would."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -70,12 +66,24 @@ def size_of(stream: IO[bytes]) -> int:
     return size
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file.
+def content(stream: IO[bytes], where: str, most: int) -> bytes:
+    """Return the content of an open file of at most `most` bytes."""
+    try:
+        if size_of(stream) > most:
+            raise DataError(f"has {size_of(stream):,} bytes", where=where, allowed=f"{most:,} bytes")
+        return stream.read(most)
+    except OSError as error:
+        raise unreadable(error, where) from error
 
-    Raises:
-        DataError: it cannot be read.
-    """
+
+def read(path: Path, most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes."""
+    with opened(path) as stream:
+        return content(stream, str(path), most)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with opened(path) as stream:
         try:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -84,11 +92,7 @@ def digest(path: Path) -> str:
 
 
 def digests(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Return the SHA-256 of many files by name.
-
-    Raises:
-        DataError: one of them cannot be read.
-    """
+    """Return the SHA-256 of many files by name."""
     with ThreadPoolExecutor() as pool:  # hashing and reading leave the interpreter to others
         return dict(zip(paths, pool.map(digest, paths.values()), strict=True))
 
@@ -97,9 +101,6 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
     """Return a file as it is or, if it is compressed (gzip, bzip2, xz), unpacked into an anonymous temporary file.
 
     The given one is closed unless it is given back.
-
-    Raises:
-        DataError: it is damaged, or unpacks to more than a data set would.
     """
     magic = stream.read(6)
     stream.seek(0)

@@ -126,10 +126,7 @@ def read(path: Path) -> LabelFile:
     Raises:
         DataError: the file cannot be read, or holds no names.
     """
-    with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_BYTES:
-            raise DataError("is too large for a label file", where=str(path), allowed=f"{MAX_BYTES:,} bytes")
-        return parsed(stream.read(MAX_BYTES + 1), str(path))
+    return parsed(files.read(path, MAX_BYTES), str(path))
 
 
 def parsed(content: bytes, where: str) -> LabelFile:
@@ -182,11 +179,7 @@ def _plain(name: str) -> str:
 
 
 def _checked(entries: Iterable[tuple[int, str]], where: str) -> dict[int, str]:
-    """Return the names by index, without unnamed classes.
-
-    Raises:
-        DataError: a name is too long, or an index has two names.
-    """
+    """Return the names by index, without unnamed classes."""
     names: dict[int, str] = {}
     for index, name in entries:
         if index > MAX_INDEX:

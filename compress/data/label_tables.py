@@ -299,11 +299,7 @@ def _recognized(
 
 
 def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
-    """Return the cells of each column.
-
-    Raises:
-        DataError: the table is not a CSV file, or two columns have the same header.
-    """
+    """Return the cells of each column."""
     where = tree.describe(name)
     with tree.open(name) as stream:
         delimiter = tables.delimiter(stream, where)
@@ -336,11 +332,7 @@ def are_splits(cells: Sequence[str]) -> bool:
 def _with_labels(
     table: LabelTable, file: str, split_columns: Sequence[str], rest: dict[str, list[str]], where: str
 ) -> LabelTable:
-    """Return the table with its columns of labels.
-
-    Raises:
-        DataError: they are ambiguous, or have numbers that are not integers.
-    """
+    """Return the table with its columns of labels."""
     named = [column for column in rest if is_label_header(column)]
     binary = tuple(column for column, cells in rest.items() if all(cell in _BINARY for cell in cells))
     split = split_columns[0] if split_columns else None

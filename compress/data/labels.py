@@ -96,11 +96,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def check(name: str, where: str, what: str = "label") -> None:
-    """Refuse an invalid class name, or name of a group.
-
-    Raises:
-        DataError: it is empty, or too long.
-    """
+    """Refuse an invalid class name, or name of a group."""
     if not name:
         raise DataError(f"has no {what}", where=where, hint="add it, or remove the line")
     if len(name) > MOST_LETTERS:
@@ -111,9 +107,6 @@ def check(name: str, where: str, what: str = "label") -> None:
 def read(values: Sequence[str], classes: Sequence[str] | None, location: Location, origin: str = "") -> Labels:
     """Return labels from a table as indices. Labels are class names, or indices if all are integers (2 or 2.0) and no
     class has such a name.
-
-    Raises:
-        DataError: they are neither.
     """
     if all(re.fullmatch(r"\d{1,9}(\.0+)?", value) for value in values) and not set(values) <= set(classes or ()):
         return numbered(
@@ -153,11 +146,7 @@ def split_of_folders(name: str) -> Split | None:
 
 
 def split_named(word: str, where: str) -> Split:
-    """Return the split for a word.
-
-    Raises:
-        DataError: it means none.
-    """
+    """Return the split for a word."""
     if word.strip().lower() not in SPLIT_WORDS:
         raise DataError(f"unknown split {word!r}", where=where, allowed=", ".join(SPLIT_WORDS))
     return SPLIT_WORDS[word.strip().lower()]

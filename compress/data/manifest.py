@@ -52,7 +52,6 @@ def write(path: Path, digests: Mapping[Path, str]) -> None:
 
     Raises:
         DataError: a file has a name that it cannot hold.
-        StoreError: it cannot be written.
     """
     names = sorted((_relative(file, path), digest) for file, digest in digests.items())
     lines = ["[sha256]", *(f'{json.dumps(name, ensure_ascii=False)} = "{digest}"' for name, digest in names)]
@@ -73,10 +72,7 @@ def _relative(file: Path, manifest: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
-    with files.opened(path) as stream:
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise DataError("is too large for a manifest", where=str(path), allowed=f"{MAX_BYTES:,} bytes")
+    content = files.read(path, MAX_BYTES)
     try:
         table = tomllib.loads(content.decode())["sha256"]
     except (ValueError, KeyError, RecursionError) as error:

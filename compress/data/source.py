@@ -144,11 +144,7 @@ class Source(Settings):
         raise NotImplementedError
 
     def load(self) -> Samples:
-        """Open the data.
-
-        Raises:
-            DataError: it is missing, empty, or not what it should be.
-        """
+        """Open the data."""
         raise NotImplementedError
 
 

@@ -16,11 +16,7 @@ QUOTES = "put a cell that has the delimiter, a double quote or a line end in dou
 
 
 def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file with their line numbers, without empty lines.
-
-    Raises:
-        DataError: it is not a CSV file in UTF-8, or has lines or rows that are too long.
-    """
+    """Yield the rows of a CSV file with their line numbers, without empty lines."""
     reader = csv.reader(_lines(stream, where), delimiter=delimiter, strict=True)
     while True:
         first = reader.line_num + 1

@@ -32,7 +32,7 @@ class Description:
 
     def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
-        self.content = _parsed(path, _text(path) if text is None else text)
+        self.content = _parsed(path, text)
 
     def where(self, key: str) -> str:
         """Return the location of a key, for messages."""
@@ -52,9 +52,6 @@ class Description:
         """Return the class names under `names` or `classes`, a list or a map from indices; or the indices below `nc`.
 
         None if the file has none of these keys.
-
-        Raises:
-            DataError: they are not names of the classes 0, 1, 2 and so on.
         """
         names = self.names_by_index()
         if names is not None and sorted(names) != list(range(len(names))):
@@ -66,9 +63,6 @@ class Description:
 
         Args:
             unique: refuse equal names.
-
-        Raises:
-            DataError: they are not names, or not as many as `nc`.
         """
         count = self.content.get("nc")
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_CLASSES):
@@ -105,20 +99,19 @@ class Description:
         return dict(sorted(names.items()))
 
 
-def _text(path: Path) -> str:
-    with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_BYTES:
-            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_BYTES} bytes")
-        return stream.read().decode("utf-8", errors="replace")
-
-
-def _parsed(path: Path, text: str) -> Any:
+def _parsed(path: Path, text: str | None) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    if text is None:
+        text = files.read(path, MAX_BYTES).decode("utf-8", errors="replace")
     try:
-        _refuse_extras(YAML(typ="rt", pure=True), text, path)
+        for _ in limited_events(YAML(typ="rt", pure=True), text):
+            pass
         content = YAML(typ="rt", pure=True).load(text)
+    except YamlLimitError as error:
+        where = f"{path}, line {error.line}"
+        raise DataError(error.what, where=where, allowed=error.allowed, hint=error.hint) from error
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DataError(f"is not YAML: {error.problem}", where=f"{path}, line {line}", hint="repair it") from error
@@ -127,13 +120,3 @@ def _parsed(path: Path, text: str) -> Any:
     if not isinstance(content, Mapping):
         raise DataError("is not a map", where=str(path), allowed="keys such as train, val and names")
     return content
-
-
-def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
-    """Refuse a file beyond the limits before anything is built."""
-    try:
-        for _ in limited_events(yaml, text):
-            pass
-    except YamlLimitError as error:
-        where = f"{path}, line {error.line}"
-        raise DataError(error.what, where=where, allowed=error.allowed, hint=error.hint) from error

@@ -52,4 +52,4 @@ def read(image: Any) -> int:
         orientation = exif.get(_TAG)
     except Exception:  # noqa: BLE001 - Pillow raises exceptions of every type for a damaged block
         return UPRIGHT
-    return orientation if orientation in range(1, 9) else UPRIGHT
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else UPRIGHT

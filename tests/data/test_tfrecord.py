@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
 from compress.data.sources import TfRecord
-from compress.data.sources.tfrecord import TensorFeature, masked_crc
+from compress.data.sources.tfrecord import MAX_RECORD, TensorFeature, masked_crc
 from deploy.contract.preprocessing import Preprocessing
 
 
@@ -177,6 +178,17 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.tfrecord").write_bytes(content)
     with pytest.raises(DataError, match=message):
         source(tmp_path / "bad.tfrecord").load().read(0)
+
+
+def test_a_record_of_empty_features_takes_bounded_memory(tmp_path: Path) -> None:
+    (tmp_path / "bad.tfrecord").write_bytes(record(field(1, b"\x0a\x00" * (1 << 20))))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="has no label in 'label'"):
+        source(tmp_path / "bad.tfrecord").load()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KB
+    (tmp_path / "bad.tfrecord").write_bytes(record(bytes(MAX_RECORD + 1)))
+    with pytest.raises(DataError, match="is cut short, or too large: 33,554,433 bytes"):
+        source(tmp_path / "bad.tfrecord").load()
 
 
 def test_bytes_that_are_too_many_for_a_tensor(tmp_path: Path) -> None:

@@ -298,11 +298,7 @@ def _with_arrays(
 
 
 def _targets(where: str, name: str, y: NDArray[Any], count: int, names: tuple[str, ...]) -> NDArray[np.float32]:
-    """Return the targets of all samples: float32 [n, targets].
-
-    Raises:
-        DataError: a wrong shape, a type that is not numbers, or a value that is not finite.
-    """
+    """Return the targets of all samples: float32 [n, targets]."""
     columns = y[:, np.newaxis] if y.ndim == 1 else y
     if columns.shape != (count, len(names)) or y.dtype.kind not in "uif":
         allowed = f"numbers [{count}, {len(names)}]: {', '.join(names)}"

@@ -73,11 +73,7 @@ class AnnotatedImage:
 
 
 def number(value: Any, where: str) -> float:
-    """Return a text as a finite number.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Return a text as a finite number."""
     try:
         result = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -112,16 +108,8 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
 
 
 def pixels(path: Path, settings: DecodedImages, observed: Observed | None = None) -> NDArray[np.uint8]:
-    """Return the pixels of an image: [height, width, channels], RGB or grey.
-
-    Raises:
-        DataError: it cannot be decoded.
-    """
-    with files.opened(path) as stream:
-        size = files.size_of(stream)
-        if size > MAX_IMAGE_BYTES:
-            raise DataError(f"has {size} bytes", where=str(path), allowed=f"{MAX_IMAGE_BYTES} bytes")
-        return settings.decoded(stream.read(), str(path), observed)
+    """Return the pixels of an image: [height, width, channels], RGB or grey."""
+    return settings.decoded(files.read(path, MAX_IMAGE_BYTES), str(path), observed)
 
 
 def oriented(boxes: NDArray[Any], orientation: int) -> NDArray[Any]:
@@ -140,11 +128,7 @@ def oriented(boxes: NDArray[Any], orientation: int) -> NDArray[Any]:
 def relative(
     box: tuple[float, float, float, float], size: tuple[int, int], where: str
 ) -> tuple[float, float, float, float]:
-    """Convert a box in pixels (xmin, ymin, xmax, ymax) to fractions of the image: (ymin, xmin, ymax, xmax).
-
-    Raises:
-        DataError: it is empty or inverted, or lies outside of the image.
-    """
+    """Convert a box in pixels (xmin, ymin, xmax, ymax) to fractions of the image: (ymin, xmin, ymax, xmax)."""
     left, top, right, bottom = box
     if right <= left or bottom <= top:
         raise DataError(

@@ -127,10 +127,7 @@ class Coco(DecodedImages, Stored):
 
 
 def _content(path: Path) -> Plain:
-    with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_JSON_BYTES:
-            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_JSON_BYTES} bytes")
-        text = stream.read()
+    text = files.read(path, MAX_JSON_BYTES)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

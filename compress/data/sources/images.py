@@ -103,11 +103,7 @@ class Observed:
 
 
 def refuse_other_format(content: bytes, where: str) -> None:
-    """Refuse an image in a known format that is not decoded.
-
-    Raises:
-        DataError: it is such a file, whatever its suffix says.
-    """
+    """Refuse an image in a known format that is not decoded."""
     of_phone = phone_format(content)
     name = of_phone or next((name for start, name in OTHER_FORMATS.items() if content.startswith(start)), "")
     if name:
@@ -137,9 +133,6 @@ class DecodedImages(Settings):
             content: the bytes of the file.
             where: its path, for messages.
             observed: the receiver of what is unusual about it.
-
-        Raises:
-            DataError: it is none, damaged, or too large.
         """
         from PIL import Image, UnidentifiedImageError
 
@@ -184,11 +177,7 @@ class ImageFolder(DecodedImages, LabelledFiles):
 
 
 def check_size(size: tuple[int, int], where: str) -> None:
-    """Check width and height of an image before memory is allocated for it.
-
-    Raises:
-        DataError: it has too many pixels, or a side that is too long.
-    """
+    """Check width and height of an image before memory is allocated for it."""
     try:
         pictures.check_size(*size, MAX_PIXELS)
     except ImageError as error:

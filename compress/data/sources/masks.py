@@ -97,11 +97,7 @@ class Masks(DecodedImages, Stored):
         )
 
     def _pairs(self, tree: Tree) -> tuple[list[tuple[str, str]], int]:
-        """Return the names of images and masks, and the number of images without a mask.
-
-        Raises:
-            DataError: there are no pairs, or there is a mask without an image, or an image twice.
-        """
+        """Return the names of images and masks, and the number of images without a mask."""
         images = _by_stem(tree, inside(self.images, "data.source.masks.images"), tuple(FORMATS))
         masks = _by_stem(tree, inside(self.masks, "data.source.masks.masks"), (".png",))
         for stem, name in masks.items():
@@ -123,11 +119,7 @@ class Masks(DecodedImages, Stored):
         return [name for name in candidates if name in tree.names][:1]
 
     def _mask_names(self, tree: Tree) -> dict[int, str]:
-        """Return the class names by the values of the masks; empty if they are not known.
-
-        Raises:
-            DataError: they cannot be read, or are not of values below 255.
-        """
+        """Return the class names by the values of the masks; empty if they are not known."""
         class_file = self._class_file(tree)
         path = tree.describe(class_file[0]) if class_file else self.classes
         if isinstance(path, str) and path.endswith(".yaml"):
@@ -144,11 +136,7 @@ class Masks(DecodedImages, Stored):
         return names
 
     def _table(self, tree: Tree) -> tuple[tuple[str, ...], NDArray[np.int16]]:
-        """Return the class names of the model, and the class of each value of a mask: int16 [256].
-
-        Raises:
-            DataError: the classes are not known, or a name is not among them.
-        """
+        """Return the class names of the model, and the class of each value of a mask: int16 [256]."""
         names = self._mask_names(tree)
         if not names and self.keep is None:
             hint = "set `classes:` to their names or their number, or `keep:`"
@@ -182,11 +170,7 @@ class Masks(DecodedImages, Stored):
         return kept
 
     def _mask(self, image: Path, mask: Path, table: NDArray[np.int16]) -> NDArray[np.uint8]:
-        """Return the classes of an image's pixels: uint8 [height, width] of the decoded image.
-
-        Raises:
-            DataError: the mask cannot be read, has another size than its image, or a value that is not a class.
-        """
+        """Return the classes of an image's pixels: uint8 [height, width] of the decoded image."""
         values = _values(mask)
         classes = table[values]
         wrong = np.argwhere(classes == _INVALID)
@@ -237,17 +221,10 @@ def _value(entry: int | str, names: Mapping[int, str], key: str) -> int:
 
 
 def _values(path: Path) -> NDArray[np.uint8]:
-    """Return the stored values of a mask: uint8 [height, width].
-
-    Raises:
-        DataError: it is damaged, too large, or not a mask.
-    """
+    """Return the stored values of a mask: uint8 [height, width]."""
     from PIL import Image
 
-    with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_IMAGE_BYTES:
-            raise DataError("is too large", where=str(path), allowed=f"{MAX_IMAGE_BYTES} bytes")
-        content = stream.read()
+    content = files.read(path, MAX_IMAGE_BYTES)
     try:
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
             mode, size = image.mode, image.size

@@ -113,11 +113,7 @@ class TextTable(Stored):
         )
 
     def _rows(self, columns: list[str]) -> tuple[list[int], list[list[str]]]:
-        """Return the lines and the cells of the columns.
-
-        Raises:
-            DataError: it is not a table with these columns, or is empty, or too large.
-        """
+        """Return the lines and the cells of the columns."""
         lines, rows, size = [], [], 0
         with files.opened(Path(self.file)) as stream:
             delimiter = tables.delimiter(stream, self.file)
@@ -146,11 +142,7 @@ class TextTable(Stored):
 
 
 def _groups(cells: list[str], location: labels.Location) -> NDArray[np.str_]:
-    """Return the name of the group of each row; "" for none.
-
-    Raises:
-        DataError: a name is too long.
-    """
+    """Return the name of the group of each row; "" for none."""
     names = [cell.strip() for cell in cells]
     for index, name in enumerate(names):
         if name:
@@ -196,11 +188,7 @@ def recognized(path: Path, label: str | None = None) -> dict[str, Any]:
 
 
 def _first_cells(path: Path) -> dict[str, list[str]]:
-    """Return the first cells of each column of a table.
-
-    Raises:
-        DataError: it is not a table, or has no rows.
-    """
+    """Return the first cells of each column of a table."""
     where = str(path)
     with files.opened(path) as stream:
         delimiter = tables.delimiter(stream, where)
@@ -220,11 +208,7 @@ def _first_cells(path: Path) -> dict[str, list[str]]:
 
 
 def _label_of(path: Path, columns: dict[str, list[str]]) -> str:
-    """Return the column with the labels.
-
-    Raises:
-        DataError: several columns can have them, or none.
-    """
+    """Return the column with the labels."""
     named = [name for name in columns if is_label_header(name)]
     repeating = [name for name, cells in columns.items() if 1 < len(set(cells)) < len(cells)]
     candidates = named or repeating

@@ -62,10 +62,7 @@ def parse(path: Path) -> Element:
     Raises:
         DataError: no XML, too large or too deep, or with a document type.
     """
-    with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_XML_BYTES:
-            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_XML_BYTES} bytes")
-        content = stream.read()
+    content = files.read(path, MAX_XML_BYTES)
     top = Element("", 0)
     stack, parser = [top], expat.ParserCreate()
 

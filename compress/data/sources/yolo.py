@@ -314,11 +314,7 @@ class YoloFolder:
         return shape[0], shape[1]
 
     def refuse_without_keypoints(self) -> None:
-        """Refuse data without `kpt_shape`.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Refuse data without `kpt_shape`."""
         if self.keypoint_shape == (0, 0):
             what = "has no key 'kpt_shape', so its labels have no keypoints"
             where = str(self.description.path) if self.description else self.tree.where
@@ -364,11 +360,7 @@ class YoloFolder:
 
 
 def _refuse_repeated(description: Description, key: str, other: str, image: str) -> NoReturn:
-    """Refuse an image that data.yaml names twice.
-
-    Raises:
-        DataError: always.
-    """
+    """Refuse an image that data.yaml names twice."""
     if key == other:
         description.refuse(key, f"the image {image!r} is listed twice", hint="remove one of the two entries")
     what = f"the image {image!r} is in `{other}` too"
@@ -376,23 +368,20 @@ def _refuse_repeated(description: Description, key: str, other: str, image: str)
 
 
 def _row(words: Sequence[str], where: str, classes: int, keypoint_shape: tuple[int, int]) -> LabelRow:
-    """Return a row of a label file: a box, a box with keypoints, or a polygon.
-
-    Raises:
-        DataError: it is none of these, or has a number that is not allowed.
-    """
+    """Return a row of a label file: a box, a box with keypoints, or a polygon."""
     label, *numbers = [number(word, where) for word in words]
     if label != int(label) or not 0 <= label < classes:
         raise DataError(f"the class {words[0]} is out of range", where=where, allowed=f"0 to {classes - 1}")
-    count, width = keypoint_shape
-    if len(numbers) == 4 + count * width:
-        keypoints = tuple(_point(numbers[start : start + width]) for start in range(4, len(numbers), width or 1))
-        return LabelRow(int(label), _corners(numbers), keypoints, where)
+    count, values = keypoint_shape
+    if len(numbers) == 4 + count * values:
+        x, y, width, height = numbers[:4]
+        keypoints = tuple(_point(numbers[start : start + values]) for start in range(4, len(numbers), values or 1))
+        return LabelRow(int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2), keypoints, where)
     if count:
         raise DataError(
             f"has {len(words)} numbers",
             where=where,
-            allowed=f"{5 + count * width}: class, box and the {count} keypoints of kpt_shape",
+            allowed=f"{5 + count * values}: class, box and the {count} keypoints of kpt_shape",
         )
     if len(numbers) >= 6 and len(numbers) % 2 == 0:
         xs, ys = numbers[0::2], numbers[1::2]
@@ -403,11 +392,6 @@ def _row(words: Sequence[str], where: str, classes: int, keypoint_shape: tuple[i
         allowed="5: class, x, y, width, height; or class and 3 or more points of a polygon",
         hint="predictions with confidences are not labels; keypoints need `kpt_shape` in data.yaml",
     )
-
-
-def _corners(numbers: Sequence[float]) -> Box:
-    x, y, width, height = numbers[:4]
-    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
 def _point(values: Sequence[float]) -> Point:

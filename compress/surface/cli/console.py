@@ -43,13 +43,13 @@ MEMORY_INTERVAL_S = 5.0
 MIN_ELAPSED_S = 4.0
 """Seconds of work before a time left is shown: the first estimates jump."""
 MIN_SHARE = 0.1
-"""Share of what was left at the start of the present phase that must be done before a time left is shown: several of the
-first steps of a training trace TensorFlow functions. On three recorded stages (digits, 2026-11-27) the worst estimate was
-1.5, 3.9 and 1.7 times the truth; with a share of 0.05 1.8, 3.9 and 3.4 times."""
+"""Share of what was left at the start of the present phase that must be done before a time left is shown: several of
+the first steps of a training trace TensorFlow functions. On three recorded stages (digits, 2026-11-27) the worst
+estimate was 1.5, 3.9 and 1.7 times the truth; with a share of 0.05 1.8, 3.9 and 3.4 times."""
 TOTAL = 10_000
 """Of a stage for rich, which counts in integers."""
 SPEED_PERIOD_S = 3600.0
-"""Period over which rich averages the speed; it keeps the last 1,000 changes. Its default of 30 s is less than one step of
+"""Period over which rich averages the speed of the last 1,000 changes. rich's default of 30 s is less than one step of
 some stages."""
 LARGE_BYTES = 4 << 20
 """Size of the log above which a new run removes its beginning ..."""

@@ -261,11 +261,7 @@ def _access(options: argparse.Namespace) -> Access:
 
 
 def _print_rows(rows: Sequence[RolloutResult], *, as_json: bool) -> int:
-    """Print what became of each device, and return the exit code.
-
-    Raises:
-        CorallineError: there is one device, and it failed.
-    """
+    """Print what became of each device, and return the exit code."""
     from compress.surface.fleet import rollout
 
     errors = [row.error for row in rows if row.error is not None]

@@ -47,7 +47,6 @@ def run(
     Raises:
         PipelineError: OUT is not a name for a Keras file, or is the model itself.
         DataError: the inputs are not samples.
-        ModelError: it cannot be imported; what was found until then is in its facts.
         StoreError: OUT cannot be written.
     """
     if out is not None:

@@ -46,9 +46,6 @@ def write_file(path: Path, text: str, what: str) -> None:
         path: the file.
         text: its content.
         what: the beginning of the message if it cannot be written.
-
-    Raises:
-        StoreError: it cannot be written.
     """
     from compress.core.files import explain, write_atomically
 

@@ -81,11 +81,7 @@ def add_command(
 
 
 def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
-    """Refuse arguments that a command does not have.
-
-    Raises:
-        PipelineError: there is one; with the nearest option that exists.
-    """
+    """Refuse arguments that a command does not have."""
     if not unknown:
         return
     from compress.core.suggestions import nearest

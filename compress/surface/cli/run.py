@@ -61,11 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
-    """Run a pipeline and print the results.
-
-    Raises:
-        CorallineError: a stage failed, or the result exceeds the budget.
-    """
+    """Run a pipeline and print the results."""
     from compress.learning.training import strategies
     from compress.learning.training.cluster import VARIABLE
     from compress.pipeline import runner, workers
@@ -96,11 +92,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
-    """Find the cheapest recipe that meets the budget, and run it.
-
-    Raises:
-        CorallineError: no recipe can be used or meets the budget, or the run failed.
-    """
+    """Find the cheapest recipe that meets the budget, and run it."""
     from compress.core.errors import BudgetError
     from compress.pipeline import schema, yaml_file
     from compress.pipeline.search import recipes
