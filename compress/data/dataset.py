@@ -499,7 +499,9 @@ class Dataset:
             path = self._store.kept(self._kept) / f"{split}.npy"
             if (stored := _mapped(path, count)) is not None:
                 return stored
-            with self._store.lock(name, lambda: self._note(f"the {split} split is being decoded by another run")):
+            with self._store.lock(
+                name, lambda: self._progress.note(f"the {split} split is being decoded by another run")
+            ):
                 if (stored := _mapped(path, count)) is not None:
                     return stored
                 with self._store.scratch() as folder:
@@ -513,9 +515,6 @@ class Dataset:
         stored = _mapped(path, count)
         assert stored is not None  # it was written a moment ago
         return stored
-
-    def _note(self, text: str) -> None:
-        self._progress.note(text)
 
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
         """Decode and preprocess a split."""

@@ -204,7 +204,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_too_large_to_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(100))
-    with pytest.raises(DataError, match="is too large; allowed: 99 bytes"):
+    with pytest.raises(DataError, match="has 100 bytes; allowed: 99 bytes"):
         trees.tree(tmp_path).read("a", 99)
     assert trees.tree(tmp_path).read("a", 100) == bytes(100)
 

@@ -203,7 +203,7 @@ def test_document_types_are_refused_before_anything_is_unfolded_or_fetched(tmp_p
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="allowed: 4194304 bytes"):
+    with pytest.raises(DataError, match="allowed: 4,194,304 bytes"):
         one(tmp_path, " " * (MAX_XML_BYTES + 1)).load()
 
 

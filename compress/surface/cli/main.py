@@ -19,12 +19,10 @@ from compress.core.errors import EXIT_INTERRUPTED, CorallineError, PipelineError
 from compress.core.resources import manual
 from compress.core.version import __version__
 from compress.surface.cli import (
-    applications,
     comparison,
     data,
     devices,
     export,
-    init,
     models,
     output,
     reference,
@@ -36,7 +34,7 @@ from compress.surface.cli import (
 from compress.surface.cli.parser import PROGRAM, Parser, refuse_unknown
 
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, search, init, export, models, several_tpus, comparison, data, devices, trust, applications, reference)
+GROUPS = (run, search, export, models, several_tpus, comparison, data, devices, trust, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed
