@@ -99,12 +99,7 @@ class Listed:
 
 
 class FileNames:
-    """The files that the cells of a table name: by path, by name, or by name without the suffix.
-
-    Args:
-        tree: the files.
-        suffixes: the suffixes of samples.
-    """
+    """The files that the cells of a table name: by path, by name, or by name without the suffix."""
 
     def __init__(self, tree: Tree, suffixes: tuple[str, ...]) -> None:
         self._paths = set(tree.names)

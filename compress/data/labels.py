@@ -124,11 +124,6 @@ def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:
 def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -> None:
     """Refuse files of which only some belong to a split.
 
-    Args:
-        names: of the files.
-        of: the split of each.
-        where: what they are in.
-
     Raises:
         DataError: some are of a split, others of none.
     """

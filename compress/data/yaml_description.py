@@ -59,11 +59,7 @@ class Description:
         return None if names is None else tuple(names[index] for index in range(len(names)))
 
     def names_by_index(self, *, unique: bool = True) -> dict[int, str] | None:
-        """Return the same, also with gaps between the indices.
-
-        Args:
-            unique: refuse equal names.
-        """
+        """Return the same, also with gaps between the indices."""
         count = self.content.get("nc")
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_CLASSES):
             self.refuse("nc", f"{str(count)[:60]!r} is not a number of classes", allowed=f"1 to {MOST_CLASSES}")

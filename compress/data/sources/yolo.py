@@ -136,9 +136,6 @@ class Yolo(DecodedImages, Stored):
 class YoloFolder:
     """The files of a YOLO data set.
 
-    Args:
-        settings: the source.
-
     Attributes:
         description: data.yaml; None without one.
         tree: all files of the data.
