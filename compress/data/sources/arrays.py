@@ -26,7 +26,35 @@ SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channel
 MAX_LABELS_BYTES = 4 << 30
 
 
-class Npz(Stored):
+class ArraySource(Stored):
+    """A source of numpy arrays."""
+
+    y: str | None = None
+    classes: ClassList | None = None
+    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
+    pipeline file. By default the labels are the names."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
+
+    def task_name(self) -> str:
+        """Return "regression" if y holds targets, "outputs" without labels."""
+        if self.y is None:
+            return "outputs"
+        return "regression" if self.targets else "classification"
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return class_names.listed(self.classes, f"data.source.{self.name}")
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if self.targets is not None and self.classes is not None:
+            raise ValueError("'classes' and 'targets' cannot be used together: 'y' has either labels or targets")
+        if self.y is None and (self.targets is not None or self.classes is not None):
+            raise ValueError("'classes' and 'targets' name the labels in 'y', which is not set")
+        return self
+
+
+class Npz(ArraySource):
     """A .npz file with samples [n, height, width] or [n, height, width, channels], and labels [n].
 
     Sounds are [n, samples], time series are [n, time, channels]. A third array can give the split of each sample: [n]
@@ -45,23 +73,6 @@ class Npz(Stored):
     tasks that need them (data.task). null: the samples have no labels."""
     split: str | None = None
     """Name of the array with the split of each sample."""
-    classes: ClassList | None = None
-    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
-    pipeline file. By default the labels are the names."""
-    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
-
-    def task_name(self) -> str:
-        """Return "regression" if y holds targets, "outputs" without labels."""
-        return _task(self.y, self.targets)
-
-    def _class_names(self) -> tuple[str, ...] | None:
-        return class_names.listed(self.classes, f"data.source.{self.name}")
-
-    @model_validator(mode="after")
-    def _either(self) -> Self:
-        _refuse_names(self.y, self.classes, self.targets)
-        return self
 
     def files(self) -> dict[str, Path]:
         """Return the file, and the labels file."""
@@ -113,7 +124,7 @@ class Npz(Stored):
         stream.seek(0)
 
 
-class Npy(Stored):
+class Npy(ArraySource):
     """Two .npy files: samples as in `npz`, and labels [n]. Samples are read when they are needed, not all at once."""
 
     name: ClassVar[str] = "npy"
@@ -126,23 +137,6 @@ class Npy(Stored):
     need them (data.task). Without it the samples have no labels."""
     split: str | None = None
     """Path of an array with the split of each sample: [n] of "train", "validation", "test"."""
-    classes: ClassList | None = None
-    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
-    pipeline file. By default the labels are the names."""
-    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
-
-    def task_name(self) -> str:
-        """Return "regression" if y holds targets, "outputs" without labels."""
-        return _task(self.y, self.targets)
-
-    def _class_names(self) -> tuple[str, ...] | None:
-        return class_names.listed(self.classes, f"data.source.{self.name}")
-
-    @model_validator(mode="after")
-    def _either(self) -> Self:
-        _refuse_names(self.y, self.classes, self.targets)
-        return self
 
     def files(self) -> dict[str, Path]:
         """Return the one to three files, and the labels file."""
@@ -188,19 +182,6 @@ def _in_memory(path: str) -> NDArray[Any]:
     if array.nbytes > MAX_LABELS_BYTES:
         raise DataError(f"has {array.nbytes:,} bytes", where=path, allowed=f"{MAX_LABELS_BYTES:,} bytes of labels")
     return np.array(array)
-
-
-def _task(y: str | None, targets: tuple[str, ...] | None) -> str:
-    if y is None:
-        return "outputs"
-    return "regression" if targets else "classification"
-
-
-def _refuse_names(y: str | None, classes: ClassList | None, targets: tuple[str, ...] | None) -> None:
-    if targets is not None and classes is not None:
-        raise ValueError("'classes' and 'targets' cannot be used together: 'y' has either labels or targets")
-    if y is None and (targets is not None or classes is not None):
-        raise ValueError("'classes' and 'targets' name the labels in 'y', which is not set")
 
 
 def _samples(

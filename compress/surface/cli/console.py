@@ -285,7 +285,9 @@ class _Display:
             if self._overwrites and reading.elapsed >= APPEARS_S:
                 text = printable.line("  ".join([f"{position}{job.title}", *parts]))
                 self._rich.update(self._task, description=text)
-                self._rich.start()
+                if not self._rich.live.is_started:
+                    self._rich.start()
+                    self._rich.console.show_cursor(True)  # a crash would leave it hidden
                 self._rich.refresh()
             elif not self._overwrites and reading.elapsed >= self._next:
                 is_start = self._next == STARTED_S
