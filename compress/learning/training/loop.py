@@ -26,7 +26,6 @@ from compress.learning.training import callbacks as monitoring
 from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.checkpoint import Checkpoint
-from compress.learning.training.collectives import Peers
 from compress.learning.training.loss_scale import LossScale
 from compress.learning.training.phases import BUILD, training_cost, validation_cost
 from compress.learning.training.step_times import TrainingTimer
@@ -233,28 +232,22 @@ def fit(
     """
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
-    strategy = strategies.strategy(context.execution)
-    peers = Peers(strategy, strategies.workers(context.execution))
+    devices = strategies.devices(context.execution)
     _refuse_mixed_rows(model, settings)
     weighted = _mixed(_weighted(loss, settings, context.data), settings)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
-    strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
-    strategies.refuse_accumulation(settings.gradient_accumulation, strategy)
-    validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
+    devices.refuse(len(targets["train"]["labels"]), settings.batch_size, settings.gradient_accumulation)
+    validation_batch = validation_batch_size(len(targets["validation"]["labels"]), devices.count)
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     steps_per_execution = 1 if callbacks else _steps_per_execution(context.execution.steps_per_execution, steps)
     task = task_of(context.data)
-    with peers.watched():
-        peers.agree(lambda: _what_is_trained(model, loss, settings, context, targets))
-        peers.share_weights(model)
-    with strategy.scope(), peers.watched():
+    with devices.strategy.scope(), devices.watched():
         is_copied = context.execution.strategy != "one"
         worker = precision.lowered(model, settings.precision, copy=is_copied)
-        strategies.draw_apart(worker, strategy.num_replicas_in_sync)
         unknown = rates.keys() - {variable.path for variable in worker.variables}
         assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
-        trainer = peers.trainer(_trainer_class(library, worker, weighted, strategy.num_replicas_in_sync))()
-        optimizer = _optimizer(library, settings, steps, rates, strategy.num_replicas_in_sync)
+        trainer = devices.trainer(_trainer_class(library, worker, weighted, devices.count))()
+        optimizer = _optimizer(library, settings, steps, rates, devices.count)
         trainer.compile(
             optimizer,
             metrics=["accuracy"] if task.counts_right else None,
@@ -263,7 +256,10 @@ def fit(
         )
         stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
         checkpoint = _checkpoint(trainer, optimizer, stopping, context)
-        first = checkpoint.restore(peers.from_chief(checkpoint.content())) if checkpoint else 0
+        first = checkpoint.restore(checkpoint.content()) if checkpoint else 0
+        devices.start_together(
+            lambda: _what_is_trained(model, loss, settings, context, targets, first), worker.variables
+        )
     notes = [
         memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory()),
         accumulation.note(settings.gradient_accumulation, steps * settings.epochs),
@@ -283,36 +279,35 @@ def fit(
         times.callback() if times else None,
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
-        *peers.callbacks(worker),
+        *devices.callbacks(worker),
         stopping,
         *(callback(worker) for callback in callbacks),
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
-        checkpoint.callback() if checkpoint else None,
+        checkpoint.callback() if checkpoint and not devices.worker else None,
     ]
     augmentation = task.augmentation(settings.augment)
     dataset = batches(
-        context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, peers.shares
+        context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, devices.shares
     )
-    validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
-    watched = peers.watched(lambda: checkpoint.saved if checkpoint else 0)
+    validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, devices.shares)
     compiled = strategies.compiled(trainer, context.execution)
-    with context.progress.phase(epochs), watched, compiled, closing(times) if times else nullcontext():
+    with context.progress.phase(epochs), devices.watched(), compiled, closing(times) if times else nullcontext():
         history = trainer.fit(
-            peers.distributed(dataset),
+            devices.distributed(dataset),
             epochs=settings.epochs,
             initial_epoch=first,
             steps_per_epoch=steps,
-            validation_data=peers.distributed(validation),
+            validation_data=devices.distributed(validation),
             validation_batch_size=validation_batch,
             validation_steps=None
-            if peers.shares is None
+            if devices.shares is None
             else -(-len(targets["validation"]["labels"]) // validation_batch),
             shuffle=False,
             verbose=0,
             callbacks=[callback for callback in optional_callbacks if callback is not None],
         ).history
     if times is not None:
-        times.record(dataset, peers.shares.local if peers.shares else 1)
+        times.record(dataset, devices.shares.local if devices.shares else 1)
     if worker is not model:
         model.set_weights(worker.get_weights())
     with context.progress.phase(recalibration):
@@ -329,20 +324,24 @@ def fit(
 
 
 def _what_is_trained(
-    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[str, Mapping[str, Any]]
-) -> Facts:
-    """Return what must be equal on all workers of a training, by what it is."""
+    model: Any,
+    loss: Loss,
+    settings: TrainingSettings,
+    context: Context,
+    targets: Mapping[str, Mapping[str, Any]],
+    first: int,
+) -> list[Any]:
+    """Return what must be equal on all workers of a training; `first` is the number of epochs in the checkpoint."""
     inputs = context.data.inputs("train")
     looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
-    labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
+    arrays = [rows_of(inputs, looked_at), *(targets[split]["labels"] for split in ("train", "validation"))]
     identity = settings.model_dump(mode="json", exclude={"id"})
-    return {
-        "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
-        "the settings": [identity, context.seed, loss.name],
-        "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
-        "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
-        "the labels": [[*array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in labels],
-    }
+    return [
+        [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
+        [identity, context.seed, loss.name, len(inputs), first],
+        [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
+        [[*array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()] for array in arrays],
+    ]
 
 
 def loss_scale(
