@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
-from compress.learning.context import Context
-from compress.learning.distillation.settings import Decoupled, Features
+from compress.learning.distillation.settings import Features
 from compress.learning.training.batches import Augment
 from compress.learning.training.loop import TrainingSettings
 from compress.model.importers.keras import keras_file
@@ -55,7 +54,6 @@ WAYS: dict[str, Callable[..., Stage]] = {
     LABELS: Train,
     "logits": Distill,
     "logits and features": partial(Distill, features=Features()),
-    "decoupled": partial(Distill, decoupled=Decoupled()),
 }
 
 

@@ -70,18 +70,6 @@ class Quality:
         return round(self.value, 6) if math.isfinite(self.value) else None
 
 
-class DistillationTerms(Protocol):
-    """Settings of distillation that a head reads (`compress.learning.distillation.settings.DistillationSettings`)."""
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of softened probabilities."""
-
-    @property
-    def decoupled(self) -> Any:
-        """Weights of the target class and of the other classes; None if they are one loss."""
-
-
 class RandomChanges(Protocol):
     """Settings of augmentation (`compress.learning.training.batches.Augment`)."""
 
@@ -196,7 +184,7 @@ class Head(ABC):
         """Return the distance of a model's outputs from another's, both in the form of `logits`: [n], 0 if equal."""
         raise NotImplementedError
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the loss of each sample [n] of a student's `logits` with the `soft_targets` of its teachers."""
         raise NotImplementedError
 

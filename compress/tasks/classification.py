@@ -17,7 +17,6 @@ from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.embedding import is_embedding
 from compress.tasks import degeneracy
 from compress.tasks.base import (
-    DistillationTerms,
     EvaluationMembers,
     Head,
     Judge,
@@ -129,24 +128,17 @@ class ClassificationHead(Head):
         shares = np.array(weights, np.float32)
         return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence of a student's softened scores from the soft targets, for each sample [n].
 
-        Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
-        `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
-        Distillation, 2022.
+        Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square.
 
         Args:
             logits: the student's logits [n, classes].
             soft_targets: logarithms of softened probabilities [n, classes], or logits divided by the temperature.
-            labels: labels [n]; used only with `decoupled`.
-            terms: the temperature, and the weights of `decoupled`.
+            temperature: the temperature of both.
         """
-        expected = keras().ops.stop_gradient(soft_targets)
-        scores = logits / terms.temperature
-        if terms.decoupled is None:
-            return _divergence(expected, scores) * terms.temperature**2
-        return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
+        return _divergence(keras().ops.stop_gradient(soft_targets), logits / temperature) * temperature**2
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
@@ -181,21 +173,6 @@ def _divergence(expected: Any, scores: Any) -> Any:
     ops = keras().ops
     gap = ops.log_softmax(expected) - ops.log_softmax(scores)
     return ops.sum(ops.softmax(expected) * gap, axis=-1)
-
-
-def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Return the divergence of the target class against the others, plus the one among the others.
-
-    Both arguments are logits [n, classes].
-    """
-    ops = keras().ops
-    of_target = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
-    pairs = []
-    for logits in (expected, scores):
-        others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
-    among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
-    return weights.right * _divergence(*pairs) + weights.wrong * _divergence(*among_others)
 
 
 @dataclass(frozen=True)

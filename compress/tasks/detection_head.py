@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from compress.model.ir.tensorflow import keras
 from compress.tasks import task_aligned
 from compress.tasks.anchor_matching import match
-from compress.tasks.base import DistillationTerms, Head, Specification
+from compress.tasks.base import Head, Specification
 from deploy.contract.detection import Detector, DetectorParts
 
 FOCUS, BALANCE = 2.0, 0.25
@@ -61,13 +61,12 @@ class DetectionHead(Head):
             flat.append(ops.reshape(values, (ops.shape(values)[0], size[0] * size[1])))
         return ops.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n].
 
         Both are divided by the number of objects that the teachers see.
         """
-        del labels
-        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the divergence of scores and likely boxes: [n]."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compress.core.measurement import Measurement, Metric, missing, proportion
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
+from compress.tasks.base import Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.refusal import Refusal, Use
@@ -52,9 +52,9 @@ class EmbeddingHead(Head):
         same = ops.cast(labels[:, None] == labels[None, :], "float32") - itself
         return -ops.sum(same * ops.where(same > 0, likelihood, 0.0), axis=-1) / ops.maximum(ops.sum(same, axis=-1), 1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return one minus the cosine with the teachers' vectors: [n]."""
-        del labels, terms
+        del temperature
         return self.divergence(keras().ops.stop_gradient(soft_targets), logits)
 
     def divergence(self, expected: Any, actual: Any) -> Any:

@@ -20,7 +20,6 @@ from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
 from compress.tasks.base import (
-    DistillationTerms,
     EvaluationMembers,
     Head,
     Judge,
@@ -83,9 +82,9 @@ class ValuesHead(Head):
         """Return the values themselves."""
         return first_output(outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the mean squared error with the teachers' values: [n]."""
-        del labels, terms
+        del temperature
         return self.divergence(keras().ops.stop_gradient(soft_targets), logits)
 
     def divergence(self, expected: Any, actual: Any) -> Any:

@@ -13,7 +13,7 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, first_output, snr_db
+from compress.tasks.base import Head, Judge, Rows, Shapes, Specification, first_output, snr_db
 from compress.tasks.measured import MeasuredTask, refuse_shape
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import OutputForm, activation_of
@@ -58,10 +58,9 @@ class MultiLabelHead(Head):
         expected = ops.cast(targets, "float32")
         return ops.mean(ops.softplus(logits) - expected * logits, axis=-1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence from the teachers' probabilities, both softened: [n]."""
-        del labels
-        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the divergence of the probabilities: [n]."""

@@ -20,7 +20,7 @@ from compress.core.measurement import Measurement, Metric
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.interpreter import LoadedModel
-from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
+from compress.tasks.base import Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
@@ -102,10 +102,9 @@ class OutputsHead(Head):
             total += ops.sum(flat, axis=-1) / (flat.shape[-1] or 1) ** 0.5
         return total / len(self.outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the mean over the outputs of the distance from the teachers': [n]."""
-        del labels
-        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the mean over the outputs of their distance: [n]."""

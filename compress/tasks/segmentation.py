@@ -13,18 +13,7 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import (
-    DistillationTerms,
-    Head,
-    Judge,
-    Location,
-    ModelOutputs,
-    Rows,
-    Shapes,
-    Specification,
-    first_output,
-    snr_db,
-)
+from compress.tasks.base import Head, Judge, Location, ModelOutputs, Rows, Shapes, Specification, first_output, snr_db
 from compress.tasks.illustrations import MasksIllustrator
 from compress.tasks.measured import MeasuredTask, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
@@ -70,10 +59,9 @@ class SegmentationHead(Head):
         axes = tuple(range(1, len(self.output.shape)))
         return ops.sum(entropy, axis=axes) / ops.maximum(ops.sum(counted, axis=axes), 1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence from the teachers' softened probabilities, averaged over the positions: [n]."""
-        del labels
-        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the divergence of the probabilities: [n]."""

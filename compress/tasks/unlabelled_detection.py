@@ -12,7 +12,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import missing
 from compress.data.types import Data, Split
-from compress.tasks.base import DistillationTerms, EvaluationMembers, Judge, Location, ModelOutputs, Rows, Specification
+from compress.tasks.base import EvaluationMembers, Judge, Location, ModelOutputs, Rows, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
@@ -45,9 +45,9 @@ class UnlabelledDetectionHead(OutputsHead):
         """Return the outputs, with scores as logits: [n, values]."""
         return self.objects.logits(outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n]."""
-        return self.objects.distillation_loss(logits, soft_targets, labels, terms)
+        return self.objects.distillation_loss(logits, soft_targets, temperature)
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the divergence of scores and likely boxes: [n]."""

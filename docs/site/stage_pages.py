@@ -120,7 +120,6 @@ INPUT_NOTES = {
 }
 """Notes on inputs that a stage accepts only with some settings, see `Stage.accepted_kinds`."""
 
-CLASS_SHARES: dict[str, Any] = {"right": 1, "wrong": 8}
 PROBES: tuple[dict[str, Any], ...] = (
     {"class_weights": "balanced"},
     {"augment": {"shift": 0.1}},
@@ -133,10 +132,7 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"subset": {"by": "coverage", "share": 0.5}},
     {"allocation": "sensitivity"},
     {"distill": {}},
-    {"decoupled": CLASS_SHARES},
-    {"distill": {"decoupled": CLASS_SHARES}},
     {"method": "qat", "qat": {"distill": {}}},
-    {"method": "qat", "qat": {"distill": {"decoupled": CLASS_SHARES}}},
     {"method": "qat", "engine": "tfmot"},
     {"calibration": {"select": "hardness"}},
     {"calibration": {"select": "coverage"}},

@@ -153,7 +153,6 @@ def _default(step: Any, key: str) -> dict[str, Any]:
 
 METHODS: dict[Use, str] = {
     "distillation": "[distill](stages/distill.md)",
-    "decoupled": "`decoupled`",
     "qat teacher": "`qat.distill`",
     "healing by distillation": "[replace_activations](stages/replace_activations.md) with training",
     "channel importance": "[prune](stages/prune.md)",

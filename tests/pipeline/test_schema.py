@@ -13,7 +13,6 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import with_batch_norms
 from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
 from compress.core import resources
@@ -188,21 +187,6 @@ def test_a_finished_file_needs_no_data(tmp_path: Path) -> None:
     pipeline = load(tmp_path / "p.yaml")
     assert pipeline.data.task == "outputs"
     assert pipeline.settings["data"]["source"]["random"]["shape"] == [4, 4, 1]
-
-
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own, in model.save
-def test_a_model_with_batch_norms_needs_no_data_to_be_quantized(keras: Any, tmp_path: Path) -> None:
-    with_batch_norms(keras).save(tmp_path / "model.keras")
-    head = "schema_version: 1\nname: a\nmodel: {file: model.keras}\n"
-    (tmp_path / "p.yaml").write_text(head + "stages: [quantize: {calibration: {select: data_free}}, package: {}]\n")
-    pipeline = load(tmp_path / "p.yaml")
-    assert pipeline.data.task == "outputs"
-    assert pipeline.settings["data"]["source"]["random"]["shape"] == [8, 8, 1]
-    for used in ("[quantize: {}]", "[prune: {}, quantize: {calibration: {select: data_free}}]"):
-        (tmp_path / "p.yaml").write_text(head + f"stages: {used}\n")
-        with pytest.raises(PipelineError, match="the key 'data' is missing"):
-            load(tmp_path / "p.yaml")
 
 
 def test_a_source_without_its_file(refused: Callable[..., str]) -> None:

@@ -220,7 +220,6 @@ def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
 def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_an_object(
     keras: Any, code: str
 ) -> None:
-    from compress.learning.distillation.settings import DistillationSettings
     from compress.tasks.detection_head import DetectionHead
 
     head = DetectionHead(detector(code), CLASSES)
@@ -233,7 +232,7 @@ def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_
 
     def cost(boxes: Any, scores: Any) -> float:
         student = head.logits([boxes, scores])
-        return float(head.distillation_loss(student, teacher, None, DistillationSettings(temperature=1))[0])
+        return float(head.distillation_loss(student, teacher, 1.0)[0])
 
     assert cost(boxes, scores) == pytest.approx(0, abs=1e-4)
     for place, least, most in ((7, 0.3, 30.0), (8, 0.0, 0.02)):

@@ -124,7 +124,6 @@ class Prune(Stage, TrainingSettings):
             uses.append("measured sensitivity")
         if self.distill is not None:
             uses.append("distillation")
-            uses += ["decoupled"] if self.distill.decoupled else []
         return tuple(uses)
 
     def refused_by_target(self, target: Target) -> Refusal | None:

@@ -80,9 +80,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
             console.line("coralline: waiting for the other workers")
             strategies.strategy(execution.strategy)
         elif os.environ.get(strategies.VARIABLE):
-            console.line(
-                f"coralline: {strategies.VARIABLE} is set, but is used with `execution: {{strategy: multi_worker}}` only"
-            )
+            console.line("coralline: TF_CONFIG is set, but is used with `execution: {strategy: multi_worker}` only")
         if worker:
             runner.take_part(pipeline, options.out, console, forced, store)
             note(f"coralline: worker {worker} is done; the chief writes the results")
