@@ -38,7 +38,7 @@ from compress.data.dataset import Dataset
 from compress.data.sources import Digits
 from compress.data.types import SPLITS
 from compress.learning.quantization import calibration, export
-from compress.learning.training import loop, subset, subset_selection
+from compress.learning.training import loop, subset
 from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.subset import Part, Subset
 from compress.model.ir import keras_graph
@@ -96,10 +96,10 @@ def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
         model, took = trained(data, seed + 1 + number, part.epochs)
         began = time.monotonic()
         if not number:
-            results["features"] = subset_selection.features(model, inputs)
+            results["features"] = subset.features(model, inputs)
             results["coverage"] = took + time.monotonic() - began
             began = time.monotonic()
-        errors.append(subset_selection.errors(model, loop.head_of(model, data), inputs, labels))
+        errors.append(subset.errors(model, loop.head_of(model, data), inputs, labels))
         times.append(took + time.monotonic() - began)
     return {**results, "errors": np.mean(errors, axis=0), "hardness": sum(times)}
 

@@ -14,7 +14,7 @@ from compress.data.types import Data
 from compress.learning.quantization.activation_statistics import Statistics, collect
 from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.ranges import WITHOUT_HISTOGRAMS, select
-from compress.learning.training import subset, subset_selection
+from compress.learning.training import subset
 from compress.learning.training.loop import head_of
 from compress.learning.training.subset import Indices
 from compress.model.ir.keras_graph import Network
@@ -119,8 +119,8 @@ def _chosen(select: str, count: int, model: Any, data: Data, seed: int, specific
     if select == "hardness":
         targets = task_of(data).targets(data, "train")
         head = head_of(model, data, specification)
-        return subset.by_error(count, labels, subset_selection.errors(model, head, inputs, targets))
-    return subset.covering(count, labels, subset_selection.features(model, inputs))
+        return subset.by_error(count, labels, subset.errors(model, head, inputs, targets))
+    return subset.covering(count, labels, subset.features(model, inputs))
 
 
 def calibrate(network: Network, samples: NDArray[np.float32], method: str = "minmax") -> QuantizationPlan:

@@ -20,7 +20,7 @@ from compress.learning.tfmot.keras2_export import Legacy
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import loop
 from compress.learning.training.batches import EpochSettings, batches, held_out
-from compress.learning.training.loss_scale import LossScale
+from compress.learning.training.callbacks import LossScale
 from compress.learning.training.phases import training_cost
 from compress.model.ir import weight_sparsity
 from compress.model.ir.keras_graph import Layer, Network, build

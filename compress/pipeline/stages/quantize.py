@@ -286,7 +286,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def _split(self, model: Any, context: Context) -> CalibrationSplit:
         """Choose calibration samples and held-out samples from the training split."""
         from compress.learning.quantization import calibration
-        from compress.learning.training import subset_selection
+        from compress.learning.training import subset
 
         choice = self.calibration.select
         samples = calibration.split(
@@ -300,7 +300,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         )
         facts = samples.to_json()
         if "calibration" in facts:
-            context.progress.note(f"quantize: {subset_selection.summary(facts['calibration'], 'calibration')}")
+            context.progress.note(f"quantize: {subset.summary(facts['calibration'], 'calibration')}")
         return samples
 
     def _without_layers(self, artifact: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
