@@ -38,12 +38,12 @@ class Cluster(Stage, EpochSettings):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Train with clustering; return the number of values per layer, the compressed sizes, and the history."""
-        from compress.learning.tfmot import sparsity
+        from compress.learning.tfmot import adapter as tfmot
         from compress.model.ir import keras_graph
         from compress.model.ir.tensorflow import keras
         from compress.pipeline.stages import working_model
 
         keras(context.seed)
         free = keras_graph.read(working_model.read(artifact, context))
-        clustered, facts = sparsity.cluster(free, self.clusters, self, context)
+        clustered, facts = tfmot.cluster(free, self.clusters, self, context)
         return facts | working_model.write_redundant(clustered, artifact, context)

@@ -408,13 +408,13 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     ) -> tuple[Network, QuantizationPlan, Facts]:
         """Train with the selected engine, from the ranges of PTQ."""
         from compress.learning.quantization import calibration, qat
-        from compress.learning.tfmot import qat as tfmot
+        from compress.learning.tfmot import adapter as tfmot
         from compress.model.ir.passes import fold
 
         canonical, plan = ptq.calibrated()
         if self.engine == "tfmot":
             start = calibration.calibrate(canonical, samples.calibration, ptq.range_method)
-            return tfmot.train(network, start, self, context)
+            return tfmot.train_quantized(network, start, self, context)
         loss = self._loss(canonical, context)
         return qat.train(canonical, plan, self, context, self.qat, fold.folded_norms(network), loss)
 

@@ -38,7 +38,7 @@ class Sparsify(Stage, EpochSettings):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Train with sparsity; return the zeros per layer, the compressed sizes, and the history."""
-        from compress.learning.tfmot import sparsity as tfmot
+        from compress.learning.tfmot import adapter as tfmot
         from compress.model.ir import keras_graph
         from compress.model.ir.tensorflow import keras
         from compress.pipeline.stages import working_model
