@@ -6,6 +6,7 @@ after a failed or interrupted run too.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 import traceback
@@ -430,12 +431,15 @@ class WorkerRun(PipelineRun):
     ) -> tuple[Artifact, StageStatus]:
         """Return the artifact of the chief, which holds the lock of the key while a stage is made.
 
-        A training needs all workers, so that a worker takes part without the lock, and removes its own result.
+        A training needs all workers, so that a worker takes part without the lock. It starts from a copy of the state
+        that an interrupted run left, and removes the copy and its own result.
         """
         if isinstance(work, Stage) and work.trains():
             with self.store.scratch() as folder:
-                context = replace(self._context(title, key, progress), folder=folder, logs=None, profile=None)
-                self._facts(work, inputs, context)
+                unfinished = folder.parent / "unfinished"
+                shutil.copytree(self.store.unfinished(key), unfinished)
+                context = replace(self._context(title, key, progress), folder=folder, unfinished=unfinished)
+                self._facts(work, inputs, replace(context, logs=None, profile=None))
             self.forced -= {title}
         return super()._fetched_or_made(title, work, inputs, kind, key, progress)
 
