@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
+from compress.learning.context import Context
 from compress.learning.distillation.settings import Features
 from compress.learning.training.batches import Augment
 from compress.learning.training.loop import TrainingSettings

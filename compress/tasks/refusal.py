@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 Use = Literal[
     "distillation",
-    "decoupled",
     "qat teacher",
     "healing by distillation",
     "channel importance",

@@ -12,7 +12,6 @@ import worker_processes
 
 from compress.core.errors import PipelineError
 from compress.core.execution import Execution
-from compress.learning.context import Context
 from compress.learning.training import strategies
 from compress.pipeline import runner, schema
 

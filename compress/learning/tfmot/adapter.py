@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
+from compress.learning.context import Context
 from compress.learning.quantization import fake_quantization, quantizer_placement
 from compress.learning.quantization.plan import QuantizationPlan, nudged
 from compress.learning.training import callbacks as monitoring
@@ -40,7 +41,6 @@ from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, te
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.passes import fold
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Context
 
 Change = Callable[[Layer, Any], Any]
 """(layer, its counterpart with weights, or None where there is none) -> the tf-keras layer to use, or None."""

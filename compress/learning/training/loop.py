@@ -20,6 +20,7 @@ from compress.core.errors import StageError
 from compress.core.progress import Phase
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
+from compress.learning.context import Context
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import phases, schedules, strategies
 from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size

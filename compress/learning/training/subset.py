@@ -25,8 +25,8 @@ from compress.core.settings import Settings
 from compress.data.dataset import spread
 from compress.data.rows import rows
 from compress.data.types import Data, Objects, Split
+from compress.learning.context import Context
 from compress.model.ir.tensorflow import input_tensors, keras, run, set_weights
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 
 if TYPE_CHECKING:

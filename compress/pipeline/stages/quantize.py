@@ -15,6 +15,7 @@ from compress.core.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kin
 from compress.core.errors import StageError
 from compress.core.files import file_digest
 from compress.core.progress import Phase
+from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.learning.training.batches import EpochSettings
