@@ -29,10 +29,10 @@ import repository
 
 import s3
 import scale
+from compress.pipeline.bucket import Bucket
 
 from compress.core.artifact import Kind
 from compress.core.progress import SilentProgress
-from compress.pipeline.bucket import Bucket
 from compress.pipeline.search import leases
 from compress.pipeline.search import storage as search_storage
 from compress.pipeline.search.space import Range, Space
@@ -222,7 +222,6 @@ def command_of(process: int) -> str:
 def sampler(finished: int) -> dict[str, Any]:
     """Return the CPU seconds of the choice of a trial."""
     import optuna
-
     from compress.pipeline.search.sampler import FrontSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

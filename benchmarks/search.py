@@ -40,6 +40,7 @@ import repository
 
 import numpy as np
 import optuna
+from compress.pipeline.search.sampler import FrontSampler
 from paths import ROOT, SHARED
 from scipy.stats import mannwhitneyu
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -47,7 +48,6 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from threadpoolctl import threadpool_limits
 
 from compress.pipeline.search.run import SettingsSearch, read_plan
-from compress.pipeline.search.sampler import FrontSampler
 from compress.pipeline.search.space import Choices, Dimension, Range, Space, read_space
 from compress.pipeline.search.study import SearchStudy
 from compress.pipeline.yaml_file import Document

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import s3
 import tiny
+from compress.pipeline.bucket import Bucket, S3Client, new_client
 
 from compress.core.artifact import Artifact, Kind
 from compress.core.errors import PipelineError, StoreError
 from compress.core.files import digest_of
 from compress.pipeline import runner
-from compress.pipeline.bucket import Bucket, S3Client, new_client
 from compress.pipeline.schema import load
 from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, BucketConnection, SharedStore, connected
 

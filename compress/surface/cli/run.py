@@ -65,11 +65,11 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.learning.training import strategies
     from compress.pipeline import runner
     from compress.pipeline.acceptance import result_error
-    from compress.pipeline.shared_store import connected, store_in
+    from compress.pipeline.shared_store import store_in
     from compress.surface.cli.console import Console
 
     folder = options.out / pipeline.head.name
-    store = store_in(options.out, connected(options.store))
+    store = store_in(options.out, options.store)
     execution = pipeline.head.execution
     worker = strategies.worker(execution)
     log = f"worker-{worker}.log" if worker else runner.LOG
@@ -100,7 +100,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.core.errors import BudgetError
     from compress.pipeline import schema, yaml_file
     from compress.pipeline.search import recipes
-    from compress.pipeline.shared_store import connected
+    from compress.pipeline.shared_store import store_in
     from compress.surface.cli.search import worker_process
 
     document = yaml_file.read(options.pipeline)
@@ -111,7 +111,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
         names = [recipe.name for recipe in recipes.RECIPES]
         write_json({"schema_version": 1, "recipes": names}) if options.json else write("\n".join(names))
         return 0
-    connected(options.store)
+    store_in(options.out, options.store)  # an error of the shared store comes before the first recipe
     worker = worker_process(options.store)
     try:
         choice = recipes.choose(document, pipeline, options.out, worker, note)
@@ -131,9 +131,9 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.pipeline.runner import preview
-    from compress.pipeline.shared_store import connected, store_in
+    from compress.pipeline.shared_store import store_in
 
-    store = store_in(options.out, connected(options.store))
+    store = store_in(options.out, options.store)
     steps = [
         {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
         for step, status in preview(pipeline, options.out, frozenset(options.force), store)
