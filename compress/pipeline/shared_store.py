@@ -32,7 +32,7 @@ UNSHARED = "unshared"
 AWAY_S = 60.0
 """Seconds for which a shared store is not used after a request failed: a request may take minutes to fail again."""
 MANIFEST_BYTES = 16 * 1024**2
-"""The largest artifact.json: a hundred times that of the largest models here."""
+"""The largest artifact.json; those of the shipped recipes have less than 1 MiB."""
 FILES = 900
 """The largest number of files of an artifact: an artifact here has at most about ten."""
 RESERVE_BYTES = 256 * 1024**2
@@ -40,6 +40,12 @@ RESERVE_BYTES = 256 * 1024**2
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 MIB = 1024**2
 ALLOWED = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
+PACKAGES = {
+    "file": "pip install 'fsspec>=2025.3'",
+    "s3": "pip install 's3fs>=2025.3'",
+    "gs": "pip install 'gcsfs>=2025.3'",
+}
+"""What to install, by the beginning of an address."""
 HINT = "credentials and endpoint are those of s3fs and gcsfs, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
 ERRORS = {
     "botocore.exceptions": "BotoCoreError",
@@ -282,9 +288,9 @@ def _file_system(location: str) -> tuple[Any, str]:
         options = {"auto_mkdir": True} if scheme == "file" else {"use_listings_cache": False}
         files, root = url_to_fs(location, **options)
     except ImportError as error:
-        package = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme, "fsspec")
-        hint = f"pip install {package}"
-        raise PipelineError(f"--store needs {package}", where="--store", allowed=ALLOWED, hint=hint) from error
+        raise PipelineError(
+            f"--store needs a package: {error}", where="--store", allowed=ALLOWED, hint=PACKAGES.get(scheme, "")
+        ) from error
     except _errors() as error:
         what = f"the shared store cannot be used: {_cause(error)}"
         raise StoreError(what, where=location, hint=HINT) from error

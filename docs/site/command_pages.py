@@ -30,7 +30,6 @@ MANUALS = {
     "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
     "search": "[search](../search.md)",
-    "search-proxy": "[searches on several machines](../search.md#several-machines)",
     "split": "[several Edge TPUs](../several_tpus.md)",
     "compare": "[the report](../report.md#compare-runs)",
     "debug": "[the quantization plan](../training.md#the-quantization-plan)",

@@ -24,7 +24,7 @@ CODE = sorted((ROOT / "compress").rglob("*.py"))
 EXTRAS = {
     "compress/pipeline/search": "postgresql",
     "compress/surface/fleet": "sign",
-    "compress/pipeline/bucket.py": "s3",
+    "compress/pipeline/shared_store.py": "s3",
 }
 """The parts of compress/ that import packages of an extra."""
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [

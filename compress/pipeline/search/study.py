@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-import os
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,12 +66,12 @@ def sampler_name() -> str:
     return "GPSampler" if importlib.util.find_spec("torch") else "TPESampler"
 
 
-def new_sampler(seed: int) -> BaseSampler:
-    """Return the sampler of `sampler_name`. Both take several objectives, constraints and running trials."""
+def new_sampler(seed: int, name: str) -> BaseSampler:
+    """Return a sampler of Optuna. Both that `sampler_name` knows take several objectives and constraints."""
     from optuna.samplers import GPSampler, TPESampler
 
     with _quiet():
-        if sampler_name() == "GPSampler":
+        if name == "GPSampler":
             return GPSampler(seed=seed)
         return TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
@@ -106,7 +106,7 @@ class SearchStudy:
     ) -> None:
         self._optuna = require_optuna()
         self._space, self._goals, self._seed = space, goals, seed
-        self._salt = os.getpid() + 1 if joins else 0  # processes that ask at the same time choose differently
+        self._salt = random.SystemRandom().randrange(2**32) if joins else 0  # for processes that ask at the same time
         self._finished: dict[int, TrialRecord] = {}
         self.name = f"{name}-{digest_of({**identity, 'sampler': sampler_name()})[:12]}"
         with _opening(url), _quiet():
@@ -201,9 +201,9 @@ class SearchStudy:
                 raise
             return self._told(trial, outcome, records)
 
-        chosen = sum(record.status != "interrupted" for record in records)
+        seed = self._seed * 1_000_003 + self._salt + sum(record.status != "interrupted" for record in records)
         with _explained(), _quiet():
-            self._study.sampler = new_sampler((self._seed * 1_000_003 + self._salt * 7919 + chosen) % 2**32)
+            self._study.sampler = new_sampler(seed % 2**32, sampler_name())
             try:
                 self._study.optimize(objective, n_trials=1)
             except (ValueError, self._optuna.exceptions.UpdateFinishedTrialError):  # the trial is marked failed

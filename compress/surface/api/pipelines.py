@@ -72,7 +72,7 @@ def run(
         pipeline: the YAML file.
         out: the folder for the results.
         force: ids of stages to re-run.
-        store: shares results with other machines, such as "s3://BUCKET/PREFIX": docs/search.md.
+        store: shares results with other machines, a folder or "s3://BUCKET/PREFIX": docs/search.md.
 
     Returns:
         The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.
