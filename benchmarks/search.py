@@ -2,8 +2,8 @@
 
 Two analytical problems like a search, without training: error and latency of five settings with a limit of the latency,
 and of the widths and depths of a network. The figure is the hypervolume of the front after some trials: the share that
-the front dominates of the rectangle between the reference (error 1, 8 ms) and the ideal (error 0, 0 ms). Each sampler of
-`search` is compared with random values; GPSampler needs torch.
+the front dominates of the rectangle between the reference (error 1, 8 ms) and the ideal (error 0, 0 ms). Each sampler
+of `search` is compared with random values; GPSampler needs torch.
 
 Then processes that run trials of one search are killed with SIGKILL at random and replaced. No result may be lost, and
 none counted twice.

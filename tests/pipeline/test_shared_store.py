@@ -319,7 +319,7 @@ def test_a_result_larger_than_the_disk_is_not_downloaded(machine: Machine, monke
     ids=str,
 )
 def test_an_invalid_location_is_refused(tmp_path: Path, location: str) -> None:
-    with pytest.raises(PipelineError, match="the location of the store is invalid.*s3://BUCKET/PREFIX") as caught:
+    with pytest.raises(PipelineError, match=r"the location of the store is invalid.*s3://BUCKET/PREFIX") as caught:
         store_in(tmp_path, location)
     assert "hidden" not in str(caught.value)
 
