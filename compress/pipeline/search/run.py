@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError, StageError, StoreError
@@ -24,7 +24,7 @@ from compress.pipeline.search.recommendation import Recommendation, judged_budge
 from compress.pipeline.search.space import Choices, Dimension, Space, read_space
 from compress.pipeline.search.study import SearchStudy, sampler_name
 from compress.pipeline.search.trial import models_of
-from compress.pipeline.search.worker import WorkerProcess, WorkRequest, trial_record
+from compress.pipeline.search.worker import WorkerProcess, WorkKind, WorkRequest, trial_record
 from compress.pipeline.yaml_file import read
 from compress.report import search_page
 from compress.report.json_values import decode
@@ -172,6 +172,8 @@ class SettingsSearch:
         self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
         self._joins, self._waiting, self._trials_run = joins, False, 0
         self.folder = plan.folder(out)
+        self._budget: dict[str, float] = plan.pipeline.head.budget.model_dump(exclude_none=True)
+        self._metric = task_of(plan.pipeline.data).metrics[0]
         self._notes: list[str] = []
         self._points: dict[int, FrontPoint] = {}  # complete runs of this command, by the number of the trial
         self._ending = ""  # why there is nothing new to try now
@@ -200,19 +202,14 @@ class SettingsSearch:
             self._worker.close()
             self._study.close()
 
-    def _to_complete(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that get a complete run."""
-        return to_complete(records, self._plan.goals, self._budget(), task_of(self._plan.pipeline.data).metrics[0])
-
-    def _budget(self) -> dict[str, float]:
-        budget: dict[str, float] = self._plan.pipeline.head.budget.model_dump(exclude_none=True)
-        return budget
-
     def _write_so_far(self) -> None:
         """Write what is known after an interruption or an error, complete runs of earlier commands included."""
         records = self._study.records()
         known = self._earlier_points(records) | self._points
-        points = [known.get(trial.number, FrontPoint(trial.number, "")) for trial in self._to_complete(records)]
+        points = [
+            known.get(trial.number, FrontPoint(trial.number, ""))
+            for trial in to_complete(records, self._plan.goals, self._budget, self._metric)
+        ]
         self._written(records, points, "interrupted")
 
     def _earlier_points(self, records: Sequence[TrialRecord]) -> dict[int, FrontPoint]:
@@ -228,7 +225,7 @@ class SettingsSearch:
         """Run the front completely, again while another process completes trials, and write the result."""
         while True:
             records = self._study.records()
-            trials = self._to_complete(records)
+            trials = to_complete(records, self._plan.goals, self._budget, self._metric)
             self._notes = [self._ending] if self._ending else []
             points = []
             for position, trial in enumerate(trials, 1):
@@ -324,7 +321,7 @@ class SettingsSearch:
             return replace(record, expected=known, excess=excess)
         return record
 
-    def _request(self, kind: Literal["trial", "front"], trial: int, values: dict[str, Any], title: str) -> WorkRequest:
+    def _request(self, kind: WorkKind, trial: int, values: dict[str, Any], title: str) -> WorkRequest:
         ending = f"-{trial}"
         name = self._plan.pipeline.head.name[: MAX_NAME - len(ending)] + ending
         document = self._plan.space.with_values(values, name)
@@ -370,7 +367,7 @@ class SettingsSearch:
         plan = self._plan
         by_number = {record.number: record for record in records}
         trials = [by_number[point.number] for point in points if point.verdict != FAILED]
-        choice = recommend(trials, records, plan.goals, self._budget(), task_of(plan.pipeline.data).metrics[0])
+        choice = recommend(trials, records, plan.goals, self._budget, self._metric)
         if points and not trials:
             choice = Recommendation(None, "the complete runs of all trials on the front failed")
         if any(point.number == choice.number and point.verdict == NOT_USABLE for point in points):

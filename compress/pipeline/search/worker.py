@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -55,7 +55,7 @@ class WorkRequest:
         out: the folder with the store.
         folder: the folder for the results of the run.
         title: its name in messages.
-        goals: what decides whether a trial goes on after each stage; None: every trial goes on.
+        goals: what decides whether a trial goes on after each stage; None for a complete run.
         seen: the trials so far, which the decision takes into account.
     """
 
@@ -207,14 +207,18 @@ def serve(display: Open, location: str | None = None) -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, lines), daemon=True).start()
     _send(answers, {"ready": True})
-    stores: dict[str, Store] = {}
+
+    @cache  # a shared store that is away later must not end the search
+    def store_of(out: str) -> Store:
+        store = store_in(Path(out), location)
+        store.prepare()
+        return store
+
     data: dict[str, Dataset] = {}
     try:
         while True:
             request = decode(WorkRequest, json.loads(lines.get()))
-            if request.out not in stores:
-                stores[request.out] = store_in(Path(request.out), location)
-            _send(answers, _result(request, stores[request.out], display, data))
+            _send(answers, _result(request, store_of, display, data))
     except KeyboardInterrupt:
         _send(answers, {"interrupted": True})
 
@@ -231,7 +235,9 @@ def _send(stream: IO[str], message: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def _result(request: WorkRequest, store: Store, display: Open, data: dict[str, Dataset]) -> dict[str, Any]:
+def _result(
+    request: WorkRequest, store_of: Callable[[str], Store], display: Open, data: dict[str, Dataset]
+) -> dict[str, Any]:
     """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
@@ -242,15 +248,14 @@ def _result(request: WorkRequest, store: Store, display: Open, data: dict[str, D
             pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
             if request.kind == "front":
                 # The results of an earlier command stay if this one is interrupted.
-                record = runner.run(pipeline, folder.parent, monitor, store=store, reports_interruption=False)
+                record = runner.run(
+                    pipeline, folder.parent, monitor, store=store_of(request.out), reports_interruption=False
+                )
                 return {"done": _run_facts(record)}
-            store.prepare()
-            judge = (
-                (lambda state: "")
-                if request.goals is None
-                else partial(reason_to_stop, goals=request.goals, trials=request.seen)
-            )
-            running = PipelineTrial(runner.PipelineRun(models_of(pipeline), store, folder, monitor), judge)
+            assert request.goals is not None
+            judge = partial(reason_to_stop, goals=request.goals, trials=request.seen)
+            session = runner.PipelineRun(models_of(pipeline), store_of(request.out), folder, monitor)
+            running = PipelineTrial(session, judge)
             try:
                 running.run()
             except HopelessError as stop:
