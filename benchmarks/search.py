@@ -8,7 +8,7 @@ of `search` is compared with random values; GPSampler needs torch.
 Then processes that run trials of one search are killed with SIGKILL at random and replaced. No result may be lost, and
 none counted twice.
 
-Writes benchmarks/results/search.json, and prints Markdown tables.
+Writes benchmarks/results/search.json, and prints it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,6 @@ def compared(trials: int, seeds: int) -> dict[str, Any]:
     return results
 
 
-# --- processes that are killed ----------------------------------------------------------
-
-
 def open_study(url: str, *, joins: bool) -> studies.SearchStudy:
     """Return the search that processes share, with short heartbeats."""
     studies.HEARTBEAT_S, studies.GRACE_S = 1, 4
@@ -164,7 +161,9 @@ def killed(trials: int, processes: int) -> dict[str, int]:
         kills = 0
         complete: list[TrialRecord] = []
         while len(complete) < trials:
-            time.sleep(random.uniform(1.0, 4.0))
+            begun = len(study.records())
+            while len(study.records()) < begun + processes:  # the kills hit processes that run trials
+                time.sleep(random.uniform(0.1, 0.5))
             complete = [record for record in study.records() if record.status == "complete"]
             index = random.randrange(processes)
             os.kill(workers[index].pid, signal.SIGKILL)
@@ -182,14 +181,7 @@ def killed(trials: int, processes: int) -> dict[str, int]:
         return {"trials": len(complete), "kills": kills, "run again": again, "lost": len(lost), "counted twice": twice}
 
 
-def table(rows: Sequence[Sequence[object]]) -> str:
-    """Return rows as a Markdown table."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
 def main() -> int:
-    """Compare the samplers, kill processes, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
@@ -200,11 +192,9 @@ def main() -> int:
     if options.work:
         work(options.work[0], Path(options.work[1]))
     results = {"samplers": compared(options.trials, options.seeds), "kills": killed(options.trials, 4)}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    problems = results["samplers"]["problems"]
-    cells = [[s, *(f"{rows[s]['mean']:.4f}" for rows in problems.values())] for s in SAMPLERS]
-    print(table([["sampler", *problems], *cells]), "\n")
-    print(table([[*results["kills"]], [*results["kills"].values()]]))
+    text = json.dumps(results, indent=1) + "\n"
+    RESULTS.write_text(text)
+    print(text)
     return 0
 
 
