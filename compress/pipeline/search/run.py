@@ -259,7 +259,7 @@ class SettingsSearch:
         if self._ending or len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])
         title = f"({len(counted) + 1} of {self._plan.trials})"
-        record = self._study.run_trial(lambda number, values: self._tried(number, values, title, records))
+        record = self._study.run_trial(lambda number, values: self._tried(number, values, title))
         if record is None:
             self._show("another process took a trial of this one for dead, and runs the trial again")
             return True
@@ -302,21 +302,22 @@ class SettingsSearch:
         reason = "all combinations were tried" if all_tried else f"{MAX_REPEATED} choices in a row were known"
         return f"The search ended after {count(len(distinct), 'trial')}: {reason}."
 
-    def _tried(self, trial: int, values: dict[str, Any], title: str, records: Sequence[TrialRecord]) -> TrialRecord:
+    def _tried(self, trial: int, values: dict[str, Any], title: str) -> TrialRecord:
         """Run a trial, and return its record; for settings that were tried before, the record of that trial."""
-        others = [record for record in self._study.records() if record.number != trial]  # some may have died just now
+        # Not the records from before `optimize`, which may have marked the trial of a dead process as failed.
+        others = [record for record in self._study.records() if record.number != trial]
         same = next((record for record in others if record.status in COUNTED and record.settings == values), None)
         if same is not None:
             return replace(same, number=trial, status="repeated", seconds=0, reason=f"as trial {same.number}")
         started = time.monotonic()
         goals = self._plan.goals
         request = self._request("trial", trial, values, f"trial {trial} {title}")
-        result = self._worker.run(replace(request, goals=goals, seen=tuple(records)))
+        result = self._worker.run(replace(request, goals=goals, seen=tuple(others)))
         record = trial_record(trial, values, result, time.monotonic() - started)
         if record.status == "complete":
             return replace(record, excess=goals.excess(record.values))
         if record.status == "stopped":
-            known = expected(record, goals, records)
+            known = expected(record, goals, others)
             excess = {limit.name: limit.excess(known) for limit in goals.limits if limit.metric.name in known}
             return replace(record, expected=known, excess=excess)
         return record
