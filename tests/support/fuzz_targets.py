@@ -427,7 +427,7 @@ def http_seeds() -> Sequence[Seed]:
 
 
 def read_http(folder: Path, seed: Seed) -> None:
-    from deploy.service import protocol
+    from deploy import protocol
 
     head = protocol.head((folder / seed.name).read_bytes())
     protocol.response(200, b"", head.request_id, head.keep)
@@ -436,7 +436,7 @@ def read_http(folder: Path, seed: Seed) -> None:
 
 
 def http_refusals() -> tuple[type[Exception], ...]:
-    from deploy.service import protocol
+    from deploy import protocol
 
     return (protocol.RequestError,)
 

@@ -20,10 +20,11 @@ import pytest
 from PIL import Image
 from serving import BODY, FACTS, Service, Slow, raw, read, serving
 
+from deploy import failures
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.runner.model import Model
-from deploy.service import failures, serve
+from deploy.service import serve
 from deploy.service.connection import Connection
 
 
