@@ -23,6 +23,7 @@ and logged (`metrics.FailureLog`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import socket
@@ -115,7 +116,7 @@ class Server:
             map=self._map,
             sockets=sockets,
             threads=min(settings.queue + IN_WORK, settings.connections) + OTHER_THREADS,
-            connection_limit=settings.connections + 2 * len(sockets),  # a listener has an entry for its trigger, too
+            connection_limit=settings.connections + 2 * len(sockets) + 1,  # `_make_room` closes the one too many
             channel_timeout=math.ceil(settings.idle_s),
             cleanup_interval=1,
             channel_request_lookahead=1,  # so that a client that disconnects is noticed while its request waits
@@ -179,7 +180,8 @@ class Server:
     def stop(self) -> None:
         """End `run` gently. Any thread and a signal handler may call it."""
         self._stop_asked = True
-        self._listeners[0].pull_trigger()
+        with contextlib.suppress(OSError):  # the service has ended
+            self._listeners[0].pull_trigger()
 
     def _refuse_new(self) -> float:
         """Keep new connections out; return for how many seconds those that have begun are accepted."""
@@ -190,8 +192,8 @@ class Server:
         return LAST_CALL_S if all(kept_out) else 0.0
 
     def _make_room(self) -> None:
-        """Close the connection that has been idle longest if no other can be accepted."""
-        if len(self._map) < self.settings.connections + 2 * len(self._listeners):
+        """If there is a connection too many, close the one that has been idle longest."""
+        if len(self.channels) <= self.settings.connections:
             return
         idle = [channel for channel in self.channels if channel.can_make_room]
         if idle:

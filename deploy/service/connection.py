@@ -69,6 +69,8 @@ class Request(HTTPRequestParser):  # type: ignore[misc]
     delayed: Optional[RequestError] = None
     error: Any  # of waitress: None, one of its errors, or a RequestError
     completed: bool
+    body_bytes_received: int
+    version = "1.1"  # of the answer, if the request is refused before its version is known
 
     def __init__(self, server: Any, address: str, adj: Any) -> None:
         super().__init__(adj)
@@ -221,12 +223,24 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             self.owner.limit_memory()
         return result
 
+    def service(self) -> None:
+        """Answer a request. An exception in waitress or in `Refusal` ends the connection."""
+        try:
+            super().service()
+        except Exception as error:  # noqa: BLE001 - the other connections go on
+            self.owner.failures.add(error)
+            self.requests = []
+            self.will_close = True
+            self.server.pull_trigger()
+
     def refuse(self, error: RequestError) -> None:
         """End the request that is being received with an error, and then the connection."""
         with self.requests_lock:
             request, self.request = self.request, None
             if request is None:
                 return
+            request.close()  # releases the memory of the body
+            request.body_bytes_received = 0
             error.close, request.error, request.completed = True, error, True
             self.requests.append(request)
             is_first = len(self.requests) == 1
