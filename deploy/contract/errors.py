@@ -89,9 +89,9 @@ class LoadError(DeviceError):
 
 
 class RuntimeLibraryError(DeviceError):
-    """The TFLite runtime is missing, or does not work.
+    """The TFLite runtime, or another library that a command needs, is missing, or does not work.
 
-    `kind` is `no_numpy`, `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
+    `kind` is `no_numpy`, `no_waitress`, `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
     """
 
     exit_code = 11

@@ -10,7 +10,6 @@ import devices
 import numpy as np
 import pytest
 import small_shop
-from deploy.service.service import _facts, unit
 from interpreters import executable
 from serving import serving
 
@@ -18,6 +17,7 @@ from deploy import Model
 from deploy import __main__ as command
 from deploy.learn import command as learn_command
 from deploy.learn.recognizer import LearnReport, Recognizer
+from deploy.service.serve import _facts, unit
 
 
 @pytest.fixture(autouse=True)
