@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError, TransferEncodingNotImplemented
@@ -181,6 +181,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     task_class = Reply
     error_task_class = Refusal
     request: Optional[Request]  # of waitress: the request that is being received
+    requests: List[Request]  # of waitress: the requests that wait for their answers
 
     def __init__(self, server: Any, sock: socket.socket, addr: Any, adj: Any, map: Any = None) -> None:
         self.owner = server.owner
