@@ -34,8 +34,6 @@ from deploy.contract.update_metadata import MAX_BYTES, FileInfo, Metadata, Root,
 
 FOLDERS = ("/etc/coralline/trust", "~/.config/coralline/trust")
 """Where a device has what it trusts: the first that exists, below CORALLINE_ROOT (see `deploy.runner.host`)."""
-OLD_KEYS = ("/etc/coralline/keys", "~/.config/coralline/keys")
-"""Where devices had keys for the signatures of earlier versions of Coralline."""
 MAX_ROOTS = 256
 """The largest number of root versions in one update; the next update continues."""
 INSTALLED = "installed.json"
@@ -52,15 +50,10 @@ def find(folder: str = "") -> Optional[TrustFolder]:
         folder: this folder instead of `FOLDERS`.
 
     Raises:
-        TrustError: the folder is damaged, or this device has keys of an earlier version and no root.
+        TrustError: the folder is damaged.
     """
     for path in [folder] if folder else _existing(FOLDERS):
         return TrustFolder(path)
-    for path in _existing(OLD_KEYS):
-        if any(name.endswith(".pem") for name in os.listdir(path)):
-            what = "%s has keys for signatures of an earlier version, which are not used any more" % path
-            hint = "make this device trust a root (docs/trust.md), or remove the keys to accept unsigned bundles"
-            raise TrustError(what, hint, "first_contact")
     return None
 
 

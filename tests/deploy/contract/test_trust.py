@@ -122,15 +122,6 @@ def test_where_a_device_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert trust.default_folder() == str(personal)
 
 
-def test_keys_of_earlier_versions_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These keys required signed bundles: if they were ignored, such a device would silently accept unsigned ones."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    (tmp_path / "etc/coralline/keys").mkdir(parents=True)
-    assert trust.find() is None
-    (tmp_path / "etc/coralline/keys/shop.pem").write_text("")
-    assert "docs/trust.md" in refused("first_contact", trust.find)
-
-
 def test_files(device: attacks.Device) -> None:
     trusted = device.trusted
     trusted.require(attacks.NEW, ".coralline", "it")
