@@ -41,7 +41,6 @@ static: $(READY)  ## `check` without tests: what `make test` does not cover
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks
-	$(BIN)/mypy packaging/bill_of_materials.py
 	$(BIN)/mypy --python-version 3.10 deploy coralline_pycoral
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
@@ -67,7 +66,8 @@ wheel: $(READY)  ## build dist/: coralline, coralline-deploy (the device side), 
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/darwinn
-	$(BIN)/python packaging/bill_of_materials.py
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/coralline.cdx.json \
+		$(BIN)/python
 
 constraints:  ## pin all packages again by version and hash, the present versions first; needs uv
 	uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11.7 --generate-hashes --no-annotate \
