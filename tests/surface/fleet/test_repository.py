@@ -16,15 +16,13 @@ from typing import Any
 import bundles
 import pytest
 import tiny
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compress.bundling import runner_pyz
 from compress.core.errors import PipelineError, SigningError, StoreError
 from compress.surface.cli.main import main
 from compress.surface.fleet import key_files, repository
-from deploy.contract import trust, update_metadata
-from deploy.contract.update_metadata import TrustError
+from deploy.contract import trust
+from deploy.contract.trust import TrustError
 
 pytest.importorskip("tuf", reason="python-tuf is not installed: pip install -e '.[sign]'")
 
@@ -126,7 +124,7 @@ def test_both_clients_refuse_an_older_repository(shop: Shop, tmp_path: Path) -> 
     shutil.copytree(tmp_path / "old", shop.folder)
     with pytest.raises(BadVersionNumberError):
         client.download("shop.coralline")
-    with pytest.raises(TrustError, match="version 2 of timestamp, and this device has accepted version 3"):
+    with pytest.raises(TrustError, match="New timestamp version 2 must be >= 3"):
         ours.update(trust.folder_source(str(shop.folder)))
     assert not accepts(ours, ONE)
 
@@ -140,13 +138,13 @@ def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: boo
     from tuf.api.serialization.json import JSONSerializer
 
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
-    signers = {role: CryptoSigner.generate_ed25519() for role in update_metadata.ROLES}
+    signers = {role: CryptoSigner.generate_ed25519() for role in trust.ROLES}
     root = Root(expires=expires, consistent_snapshot=consistent)
     for role, signer in signers.items():
         root.add_key(signer.public_key, role)
     root.add_key(CryptoSigner.generate_ecdsa().public_key, "targets")  # of a type that the device does not know
     targets = Targets(expires=expires, unrecognized_fields={'x "é\\\u2028': [None, True, {"b": 1, "a": -2}]})
-    targets.targets["a.coralline"] = TargetFile.from_data("a.coralline", b"new", ["sha512", "sha256", "blake2b"])
+    targets.targets["a.coralline"] = TargetFile.from_data("a.coralline", b"new", ["sha512", "sha256"])
     folder = tmp_path / "metadata"
     folder.mkdir()
 
@@ -164,30 +162,7 @@ def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: boo
     digest = trust.fingerprint((folder / "1.root.json").read_bytes())
     trusted = trust.first_contact(fetch, digest, str(tmp_path / "trust"))
     trusted.update(fetch)
-    assert set(trusted.listed()["a.coralline"].hashes) == {"sha512", "sha256"}
     assert accepts(trusted, b"new")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=300)
-@given(JSON)
-def test_canonical_json_is_that_of_securesystemslib(value: Any) -> None:
-    from securesystemslib.formats import encode_canonical
-
-    expected = str(encode_canonical(value))
-    try:
-        encoded = expected.encode()
-    except UnicodeEncodeError:
-        with pytest.raises(TrustError):
-            update_metadata.canonical(value)
-    else:
-        assert update_metadata.canonical(value) == encoded
 
 
 # --- keys -----------------------------------------------------------------------------------
@@ -277,8 +252,8 @@ def test_a_root_key_is_lost(shop: Shop, tmp_path: Path) -> None:
     assert new.name == "root-2.key"
     ours.update(trust.folder_source(str(shop.folder)))
     keys = repository.read(shop.folder).root.roles["root"]
-    assert (name in keys.keys, len(keys.keys), keys.threshold) == (False, 3, 2)
-    assert set(ours.root.roles["root"].keys) == set(keys.keys)
+    assert (name in keys.keyids, len(keys.keyids), keys.threshold) == (False, 3, 2)
+    assert ours.root.roles["root"].keyids == keys.keyids
 
 
 def test_an_interrupted_rotation(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +288,7 @@ def test_a_new_root_must_reach_its_own_threshold(shop: Shop) -> None:
     (shop.keys / "root-1.key").unlink()
     (name,) = repository._signers([shop.keys / "root-2.key"])
     keys = set(shop.keys.iterdir())
-    with pytest.raises(SigningError, match="signed by 2 keys"):  # root-3 and the new key, but now 3 are required
+    with pytest.raises(SigningError, match="signed by 2/3 keys"):  # root-3 and the new key, but now 3 are required
         shop.editor().rotate("root", [name], threshold=3)
     assert set(shop.keys.iterdir()) == keys
     with pytest.raises(PipelineError, match="--threshold is 4"):
@@ -330,7 +305,7 @@ def test_a_manipulated_repository_is_not_signed(shop: Shop, tmp_path: Path) -> N
     path = shop.folder / "metadata" / "2.targets.json"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"shop.coralline", b"evil.coralline"))
-    with pytest.raises(SigningError, match="is signed by 0 keys"):
+    with pytest.raises(SigningError, match="was signed by 0/1 keys"):
         shop.editor().add({"shop.coralline": TWO})
     path.write_bytes(content)
     evil = Shop(tmp_path / "evil")
@@ -406,7 +381,7 @@ def test_a_change_waits_for_another_one(shop: Shop) -> None:
 def test_validity(shop: Shop, tmp_path: Path) -> None:
     shop.editor(days={"timestamp": 7}).refresh()
     rows = repository.read(shop.folder).metadata
-    left = {role: round((row.expires - datetime.now(UTC).timestamp()) / 86_400) for role, row in rows.items()}
+    left = {role: round((row.expires - datetime.now(UTC)) / timedelta(days=1)) for role, row in rows.items()}
     assert left == {"targets": 365, "snapshot": 30, "timestamp": 7}
 
 
