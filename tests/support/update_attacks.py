@@ -602,16 +602,9 @@ ATTACKS.update(
         f"text_{name}": text(content)
         for name, content in {
             "empty": b"",
-            "null": b"null",
-            "list": b"[]",
-            "not_utf8": b'{"\xff": 1}',
             "nested": b"[" * 10_000,
-            "nested_maps": b'{"a":' * 100 + b"1" + b"}" * 100,
             "open_string": b'"' + b'\\"' * 8_000 + b"\\",
             "float": b'{"signed": {"_type": "timestamp", "version": 1.0}, "signatures": []}',
-            "exponent": b'{"signed": {"_type": "timestamp", "version": 1e3}, "signatures": []}',
-            "nan": b'{"signed": NaN, "signatures": []}',
-            "infinity": b'{"signed": -Infinity, "signatures": []}',
             "long_integer": b'{"signed": ' + b"9" * 10_000 + b"}",
             "surrogate": b'{"signed": {"_type": "timestamp", "spec_version": "1.0", "version": 4, '
             b'"expires": "2030-01-01T00:00:00Z", "meta": {}, "x": "\\ud800"}, "signatures": []}',

@@ -1,4 +1,4 @@
-"""The host's repository, read by python-tuf's client; python-tuf's repository, read by our device; and keys."""
+"""The host's repository as devices read it, repositories of another program, and keys."""
 
 from __future__ import annotations
 
@@ -69,80 +69,40 @@ def accepts(trusted: trust.TrustFolder, content: bytes) -> bool:
     return True
 
 
-class Client:
-    """python-tuf's client, which reads a folder."""
-
-    def __init__(self, shop: Shop, state: Path) -> None:
-        from tuf.api.exceptions import DownloadHTTPError
-        from tuf.ngclient import FetcherInterface
-
-        class Folder(FetcherInterface):  # type: ignore[misc]
-            def _fetch(self, url: str) -> Any:
-                path = shop.folder / url.removeprefix("folder:")
-                if not path.is_file():
-                    raise DownloadHTTPError("absent", 404)
-                return iter([path.read_bytes()])
-
-        self.state, self.fetcher = state, Folder()
-        self.first = (shop.keys / "root.json").read_bytes()
-        state.mkdir(exist_ok=True)
-
-    def download(self, name: str) -> bytes:
-        from tuf.ngclient import Updater
-
-        updater = Updater(
-            str(self.state), "folder:metadata", str(self.state), "folder:targets", self.fetcher, bootstrap=self.first
-        )
-        updater.refresh()
-        info = updater.get_targetinfo(name)
-        assert info is not None
-        return Path(updater.download_target(info)).read_bytes()
-
-
-def test_python_tuf_reads_our_repository(shop: Shop, tmp_path: Path) -> None:
-    client = Client(shop, tmp_path / "client")
-    assert client.download("shop.coralline") == ONE
-    assert client.download("runner.pyz") == runner_pyz.content()
+def test_a_device_follows_every_rotation(shop: Shop, tmp_path: Path) -> None:
+    ours, source = device(shop, tmp_path / "device"), trust.folder_source(str(shop.folder))
+    assert trust.download(str(shop.folder), "runner.pyz", ours.listed(), True) == runner_pyz.content()
     editor = shop.editor()
     for role in ("online", "targets", "root"):
         editor.rotate(role)
     editor.add({"shop.coralline": TWO})
-    assert client.download("shop.coralline") == TWO
-    ours = device(shop, tmp_path / "device")
-    assert accepts(ours, TWO)
-    assert not accepts(ours, ONE)
+    for trusted in (ours, device(shop, tmp_path / "another")):
+        trusted.update(source)
+        assert accepts(trusted, TWO)
+        assert not accepts(trusted, ONE)
 
 
-def test_both_clients_refuse_an_older_repository(shop: Shop, tmp_path: Path) -> None:
-    from tuf.api.exceptions import BadVersionNumberError
-
+def test_an_older_repository_is_refused(shop: Shop, tmp_path: Path) -> None:
     shutil.copytree(shop.folder, tmp_path / "old")
     shop.editor().add({"shop.coralline": TWO})
-    client, ours = Client(shop, tmp_path / "client"), device(shop, tmp_path / "device")
-    client.download("shop.coralline")
-    shutil.rmtree(shop.folder)
-    shutil.copytree(tmp_path / "old", shop.folder)
-    with pytest.raises(BadVersionNumberError):
-        client.download("shop.coralline")
+    ours = device(shop, tmp_path / "device")
     with pytest.raises(TrustError, match="New timestamp version 2 must be >= 3"):
-        ours.update(trust.folder_source(str(shop.folder)))
+        ours.update(trust.folder_source(str(tmp_path / "old")))
     assert not accepts(ours, ONE)
 
 
 @pytest.mark.parametrize("consistent", [True, False])
-@pytest.mark.parametrize("compact", [True, False])
-def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: bool, compact: bool) -> None:
+def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: bool) -> None:
     """The repository has keys of other types, delegations, other hashes, and text that is not ASCII."""
     from securesystemslib.signer import CryptoSigner
     from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
-    from tuf.api.serialization.json import JSONSerializer
 
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
     signers = {role: CryptoSigner.generate_ed25519() for role in trust.ROLES}
     root = Root(expires=expires, consistent_snapshot=consistent)
     for role, signer in signers.items():
         root.add_key(signer.public_key, role)
-    root.add_key(CryptoSigner.generate_ecdsa().public_key, "targets")  # of a type that the device does not know
+    root.add_key(CryptoSigner.generate_ecdsa().public_key, "targets")
     targets = Targets(expires=expires, unrecognized_fields={'x "é\\\u2028': [None, True, {"b": 1, "a": -2}]})
     targets.targets["a.coralline"] = TargetFile.from_data("a.coralline", b"new", ["sha512", "sha256"])
     folder = tmp_path / "metadata"
@@ -151,7 +111,7 @@ def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: boo
     def write(name: str, signed: Any) -> None:
         document = Metadata(signed)
         document.sign(signers[signed.type])
-        (folder / name).write_bytes(document.to_bytes(JSONSerializer(compact=compact)))
+        (folder / name).write_bytes(document.to_bytes())
 
     prefix = "1." if consistent else ""
     write("1.root.json", root)
