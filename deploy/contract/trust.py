@@ -379,7 +379,7 @@ def _fetcher(fetch: Fetch) -> Any:
     from tuf.api.exceptions import DownloadHTTPError
     from tuf.ngclient import FetcherInterface
 
-    class Source(FetcherInterface):  # type: ignore[misc]
+    class MetadataSource(FetcherInterface):  # type: ignore[misc]
         def _fetch(self, url: str) -> Iterator[bytes]:
             name = url.rpartition("/")[2]
             content = fetch(name, MAX_BYTES)
@@ -387,7 +387,7 @@ def _fetcher(fetch: Fetch) -> Any:
                 raise DownloadHTTPError("the source does not have %s" % name, 404)
             yield content
 
-    return Source()
+    return MetadataSource()
 
 
 def _refusal(error: Exception) -> TrustError:
