@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import runpy
 from typing import TYPE_CHECKING
 
 from compress.surface.cli.output import write, write_json
@@ -48,13 +48,11 @@ def manual_page(options: argparse.Namespace) -> int:
     from compress.core.resources import shipped
 
     docs = shipped("docs")
-    sys.path.insert(0, str(docs / "site"))  # the generators are shipped with the manuals, not a part of the package
-    from write_reference import pages
-
     texts = {str(path.relative_to(docs).with_suffix("")): path for path in sorted(docs.rglob("*.md"))}
     name = options.page.removeprefix("docs/").removesuffix(".md").rstrip("/")
     name = name if name in texts else f"{name}/index"
     if name not in texts:
         raise PipelineError(f"{options.page!r} is not a page of the manuals", allowed=", ".join(texts))
-    write((pages().get(name) or texts[name].read_text(encoding="utf-8")).rstrip("\n"))
+    generated = runpy.run_path(str(docs / "site" / "write_reference.py"))["pages"]()  # shipped beside the pages
+    write((generated.get(name) or texts[name].read_text(encoding="utf-8")).rstrip("\n"))
     return 0
