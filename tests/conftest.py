@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import interpreters
 import pytest
 import stand_in
 import tiny
@@ -56,11 +57,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark long tests, and put their files first, then TensorFlow: short files fill the workers at the end."""
     durations = json.loads(DURATIONS.read_text(encoding="utf-8"))
     for item in items:
-        if _function(item) in durations and not any(map(item.get_closest_marker, ("essential", "night"))):
+        if _has_old_interpreter(item):
+            item.add_marker("night")
+        elif _function(item) in durations and not item.get_closest_marker("essential"):
             item.add_marker("long")
     long = {item.path for item in items if item.get_closest_marker("long")}
     tensorflow = {item.path for item in items if item.get_closest_marker("tensorflow")}
     items.sort(key=lambda item: (item.path not in long, item.path not in tensorflow))
+
+
+def _has_old_interpreter(item: pytest.Item) -> bool:
+    """Return whether a test has a Python other than 3.7, the oldest one, which `make test-all` tests."""
+    call = getattr(item, "callspec", None)
+    values = call.params.values() if call else ()
+    return any(isinstance(value, str) and value in [*interpreters.RUNTIMES][1:] for value in values)
 
 
 def _function(item: pytest.Item) -> str:

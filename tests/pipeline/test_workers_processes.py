@@ -15,7 +15,6 @@ from compress.surface import api
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own
 ]
 

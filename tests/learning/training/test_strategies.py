@@ -186,7 +186,6 @@ def test_all_devices_skip_a_step_that_overflows_on_any_of_them() -> None:
     output(OVERFLOWS, "mirrored")
 
 
-@pytest.mark.slow
 def test_all_workers_skip_a_step_that_overflows_on_one_of_them(tmp_path: Path) -> None:
     program = ("-c", OVERFLOWS, "multi_worker")
     for worker in worker_processes.run(tmp_path / "unused", [program, program], seconds=120):

@@ -176,7 +176,6 @@ def test_the_dry_run_lists_the_recipes(coralline: Coralline, tmp_path: Path) -> 
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_a_recipe_for_digits(tmp_path: Path) -> None:
     written(tmp_path, {"accuracy_drop": 0.2, "latency_ms": 4, "size_bytes": 40_000})
     command = [sys.executable, "-m", "compress", "digits.yaml"]  # without -W error: TensorFlow has warnings
