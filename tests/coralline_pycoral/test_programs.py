@@ -69,6 +69,7 @@ def test_every_python_gives_the_same(interpreter: str, tmp_path: Path) -> None:
     assert json.loads(run(executable(interpreter), ["-c", PROGRAM], tmp_path)) == expected
 
 
+@pytest.mark.essential
 def test_the_example_of_the_manual(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pycoral.md").read_text(), re.DOTALL)
     (tmp_path / "model.tflite").write_bytes(tiny.classifier(favourite=1))

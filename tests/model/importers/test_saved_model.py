@@ -79,6 +79,7 @@ def kept(tf_keras: Any, path: Path) -> Any:
     return model
 
 
+@pytest.mark.essential
 def test_a_keras_2_model_is_rebuilt(tf_keras: Any, tmp_path: Path) -> None:
     model = kept(tf_keras, tmp_path / "saved")
     file = model_file.read(tmp_path / "saved")

@@ -16,6 +16,7 @@ from deploy.contract import bundle
 STAGES = ["expose_embedding", "compile", "package"]
 
 
+@pytest.mark.essential
 def test_a_pipeline(tmp_path: Path, coralline: tiny.Coralline) -> None:
     """Scores are measured as before, and the bundle has the embedding, its head and references."""
     path = tiny.project(tmp_path, STAGES)

@@ -117,6 +117,7 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("activation", ["hard_silu", "gelu", "leaky_relu", "mish", "prelu"])
+@pytest.mark.essential
 def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activation: str) -> None:
     from compress.learning.quantization import export
 

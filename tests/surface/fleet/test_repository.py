@@ -348,6 +348,7 @@ def test_validity(shop: Shop, tmp_path: Path) -> None:
 # --- the command line -----------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.coralline").write_bytes(ONE)
