@@ -42,13 +42,15 @@ LONG_SECONDS = 0.5
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that measures the tests."""
-    text = f"write the test functions that take more than {LONG_SECONDS} s of CPU time to {DURATIONS.name}; with -n 0"
+    text = f"write the test functions that take more than {LONG_SECONDS} s of CPU time to {DURATIONS.name}"
     parser.addoption("--record-durations", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the tests with the option."""
     if config.getoption("--record-durations"):
+        if config.getoption("numprocesses", None):
+            raise pytest.UsageError("--record-durations measures this process alone; leave out -n")
         config.pluginmanager.register(Recording())
 
 
