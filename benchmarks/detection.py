@@ -157,8 +157,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, help="by default those of the published figures")
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
-    if not SHARED.exists():
-        print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(SHARED):
         return 0
     epochs = options.epochs or EPOCHS[options.builder]
     seeds: list[dict[str, Any]] = []
