@@ -38,8 +38,8 @@ test-night: $(READY) $(if $(PYTHON38),$(TF25)/ready)  ## fuzzing, faults, interp
 	$(BIN)/python benchmarks/fuzz.py --seconds $(or $(SECONDS),600)
 	$(BIN)/python benchmarks/faults.py --cases $(or $(CASES),200)
 
-durations: $(READY)  ## measure the tests again (an hour on one core): which of them are long is in tests/durations.json
-	$(BIN)/python -m pytest -q --record-durations
+durations: $(READY)  ## `make test-all` that writes which tests are long to tests/durations.json
+	$(PYTEST) --record-durations
 
 test-pycoral: $(READY)  ## the tests of google-coral/pycoral on ours: make test-pycoral CHECKOUT=its folder, with test_data in it
 	CORALLINE_PYCORAL_CHECKOUT=$(CHECKOUT) $(BIN)/python -m pytest -q tests/coralline_pycoral/test_vendor_tests.py

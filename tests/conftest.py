@@ -49,8 +49,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the tests with the option."""
     if config.getoption("--record-durations"):
-        if config.getoption("numprocesses", None):
-            raise pytest.UsageError("--record-durations measures this process alone; leave out -n")
         config.pluginmanager.register(Recording())
 
 
@@ -123,14 +121,23 @@ class Recording:
         for definitions in item._fixtureinfo.name2fixturedefs.values():
             self._users[definitions[-1]].add(_function(item))
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the durations: new ones of the functions that ran, and the others as they were."""
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the durations, or send them from a worker; functions that did not run stay as they were."""
         for fixture, seconds in self._fixtures.items():
             for function in self._users[fixture]:
                 self._seconds[function] += seconds / len(self._users[fixture])
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["durations"] = dict(self._seconds)
+            return
         durations = json.loads(DURATIONS.read_text(encoding="utf-8")) | self._seconds
-        durations = {name: round(value, 1) for name, value in sorted(durations.items()) if value > LONG_SECONDS}
+        durations = {name: round(value, 2) for name, value in sorted(durations.items()) if value > LONG_SECONDS}
         DURATIONS.write_text(json.dumps(durations, indent=0) + "\n", encoding="utf-8")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add the durations of a worker."""
+        for function, seconds in getattr(node, "workeroutput", {}).get("durations", {}).items():
+            self._seconds[function] += seconds
 
 
 def _cpu_seconds() -> float:
