@@ -13,7 +13,13 @@ from blobs import Blobs, context
 from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
 from compress.learning.training.batches import Augment
+from compress.learning.training.loop import fit, own_loss
+from compress.pipeline.stages.train import Train
+from compress.tasks.anchor_matching import match
 from compress.tasks.base import Draws
+from compress.tasks.detection import Detection, DetectionHead, augmentation, padded
+from compress.tasks.detection_augmentation import _moved_objects
+from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
 pytestmark = pytest.mark.tensorflow
@@ -36,8 +42,6 @@ class Found(Blobs):
 
 
 def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
-    from compress.tasks.detection import padded
-
     rows = padded([objects((1, QUARTER), (0, WHOLE)), objects()])
     assert rows.shape == (2, 2, 5)
     np.testing.assert_allclose(rows[0, 0], [1, *QUARTER])
@@ -46,9 +50,6 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
-    from compress.tasks.detection import padded
-
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # overlaps little with every anchor: the best one is forced
     targets = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
@@ -59,9 +60,6 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
-    from compress.tasks.detection import padded
-
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     targets = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
     assert np.asarray(targets.positive).tolist() == [[1, 0, 0]]  # the overlaps are 1, 0.45 and 0.3
@@ -69,9 +67,6 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
-    from compress.tasks.detection import padded
-
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
     targets = match(detector, padded([objects((0, box))]))
@@ -82,9 +77,6 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.tasks.anchor_matching import match
-    from compress.tasks.detection import DetectionHead, padded
-
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
     boxes = np.asarray(match(detector, labels).boxes)
@@ -110,10 +102,6 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training.loop import fit, own_loss
-    from compress.pipeline.stages.train import Train
-    from deploy.contract.average_precision import average_precision
-
     keras.utils.set_random_seed(0)
     layers = keras.layers
     image = keras.Input((8, 8, 1))
@@ -148,8 +136,6 @@ def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any
 
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
-    from compress.tasks.detection import Detection
-
     head_of = Detection().head
 
     data = Found(task="detection")
@@ -172,8 +158,6 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 )
 def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict[str, Any]) -> None:
     import tensorflow
-
-    from compress.tasks.detection import augmentation
 
     random = np.random.default_rng(0)
     count, side = 32, 40
@@ -202,8 +186,6 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
 def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
     import tensorflow
 
-    from compress.tasks.detection import augmentation
-
     change = augmentation(Augment(zoom=0.3))
     signature = [tensorflow.TensorSpec((None, 40, 32, 1)), tensorflow.TensorSpec((None, 1, 5))]
     graph = tensorflow.function(
@@ -215,8 +197,6 @@ def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
 
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
-
-    from compress.tasks.detection_augmentation import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compress.learning.training.batches import Augment
+from compress.tasks import moved_images
 from compress.tasks.base import Draws
 
 HEIGHT, WIDTH = 41, 61
@@ -48,8 +49,6 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
 ) -> None:
     import tensorflow as tf
 
-    from compress.tasks import moved_images
-
     angle = math.radians(degrees)
     motion = moved_images.Motion(
         *(tf.constant([component, component], tf.float32) for component in (scale, angle, shift))
@@ -69,8 +68,6 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
 
 def test_motions_depend_on_the_seeds_and_stay_within_the_settings(keras: Any) -> None:
     import tensorflow as tf
-
-    from compress.tasks import moved_images
 
     augment = Augment(flip=True, shift=0.1, zoom=0.2, rotate=30)
     draws = [Draws(tf.constant(seeds), 500, range(500)) for seeds in ([1, 2], [1, 2], [1, 3])]
