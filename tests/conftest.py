@@ -68,9 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _has_old_interpreter(item: pytest.Item) -> bool:
     """Return whether a test has a Python other than 3.7, the oldest one, which `make test-all` tests."""
-    call = getattr(item, "callspec", None)
-    values = call.params.values() if call else ()
-    return any(isinstance(value, str) and value in [*interpreters.RUNTIMES][1:] for value in values)
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    version = parameters.get("interpreter", parameters.get("python"))
+    return isinstance(version, str) and version in [*interpreters.RUNTIMES][1:]
 
 
 def _function(item: pytest.Item) -> str:
