@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.data.types import Split
+from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.pruning.allocation import CostFunction
 from compress.learning.pruning.layer_groups import Widths
@@ -53,7 +54,6 @@ from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.model.importers.keras import keras_file
 from compress.model.ir import keras_graph
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Context
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.prune import Prune
 from compress.targets import load

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.learning.distillation.settings import DistillationSettings
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.task_aligned import assign, generalized_overlap, loss_parts, overlap
 from deploy.contract.detection import Detector, DetectorParts
