@@ -64,7 +64,7 @@ RECEIVED_BYTES = 1 << 18
 """How much is read from a socket before other sockets have their turn."""
 
 
-class Content(NamedTuple):
+class AnswerContent(NamedTuple):
     """The content of an answer."""
 
     body: bytes
@@ -264,28 +264,28 @@ class Server:
         try:
             content = self._content(head, environ)
         except RequestError as error:
-            content = Content(error.body(head.request_id), status=error.status, headers=error.headers)
+            content = AnswerContent(error.body(head.request_id), status=error.status, headers=error.headers)
         except Exception as error:  # noqa: BLE001 - a bug costs this request alone
-            content = Content(self.unexpected(error).body(head.request_id), status=500)
+            content = AnswerContent(self.unexpected(error).body(head.request_id), status=500)
         length = str(len(content.body))
         headers = {"Content-Type": content.content_type, "Content-Length": length, **content.headers}
         start_response(status_line(content.status), list(headers.items()))
         return [content.body]
 
-    def _content(self, head: RequestHead, environ: Dict[str, Any]) -> Content:
+    def _content(self, head: RequestHead, environ: Dict[str, Any]) -> AnswerContent:
         preflight = self._admission.preflight(head)
         if preflight:
-            return Content(b"", "text/plain", headers=preflight)
+            return AnswerContent(b"", "text/plain", headers=preflight)
         if head.path == "/v1/predict":
             return self._predict(head, environ)
         if head.path == "/v1/model":
-            return Content(as_json(self.facts))
+            return AnswerContent(as_json(self.facts))
         if head.path == "/metrics":
-            return Content(self.metrics.text(), CONTENT_TYPE)
+            return AnswerContent(self.metrics.text(), CONTENT_TYPE)
         ready = self.worker.healthy and (head.path == "/healthz" or not (self.stopping or self.worker.failed))
-        return Content(b"ok\n", "text/plain") if ready else Content(b"no\n", "text/plain", 503)
+        return AnswerContent(b"ok\n", "text/plain") if ready else Content(b"no\n", "text/plain", 503)
 
-    def _predict(self, head: RequestHead, environ: Dict[str, Any]) -> Content:
+    def _predict(self, head: RequestHead, environ: Dict[str, Any]) -> AnswerContent:
         top = requested_top(head)  # a wrong number is refused before the inference
         if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
             raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
@@ -304,8 +304,8 @@ class Server:
         if job.error is not None:
             raise RequestError(400 if isinstance(job.error, ImageError) else 500, job.error.what, job.error.hint)
         if wants_npz(head):
-            return Content(to_npz(job.answer), "application/x-npz")
-        return Content(as_json(self._prediction(job, head, top)))
+            return AnswerContent(to_npz(job.answer), "application/x-npz")
+        return AnswerContent(as_json(self._prediction(job, head, top)))
 
     def _prediction(self, job: Job, head: RequestHead, top: int) -> Dict[str, Any]:
         return {

@@ -154,7 +154,7 @@ class Reply(_Answer, WSGITask):  # type: ignore[misc]
         return {**super().get_environment(), "coralline.head": self.request.head}
 
 
-class Refusal(_Answer, ErrorTask):  # type: ignore[misc]
+class RefusedAnswer(_Answer, ErrorTask):  # type: ignore[misc]
     """The answer to a request that the parser, the admission or a limit refuses."""
 
     def execute(self) -> None:
@@ -179,7 +179,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     """
 
     task_class = Reply
-    error_task_class = Refusal
+    error_task_class = RefusedAnswer
     request: Optional[Request]  # of waitress: the request that is being received
     requests: List[Request]  # of waitress: the requests that wait for their answers
 
@@ -225,7 +225,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return result
 
     def service(self) -> None:
-        """Answer a request. An exception in waitress or in `Refusal` ends the connection."""
+        """Answer a request. An exception in waitress or in `RefusedAnswer` ends the connection."""
         try:
             super().service()
         except Exception as error:  # noqa: BLE001 - the other connections go on
