@@ -283,7 +283,7 @@ class Server:
         if head.path == "/metrics":
             return AnswerContent(self.metrics.text(), CONTENT_TYPE)
         ready = self.worker.healthy and (head.path == "/healthz" or not (self.stopping or self.worker.failed))
-        return AnswerContent(b"ok\n", "text/plain") if ready else Content(b"no\n", "text/plain", 503)
+        return AnswerContent(b"ok\n", "text/plain") if ready else AnswerContent(b"no\n", "text/plain", 503)
 
     def _predict(self, head: RequestHead, environ: Dict[str, Any]) -> AnswerContent:
         top = requested_top(head)  # a wrong number is refused before the inference

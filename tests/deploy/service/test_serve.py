@@ -213,7 +213,9 @@ def test_a_bug_costs_its_request_alone(
     assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
 
 
-@pytest.mark.parametrize(("owner", "name"), [("RefusedAnswer", "execute"), ("Channel", "received"), ("Channel", "expire")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [("RefusedAnswer", "execute"), ("Channel", "received"), ("Channel", "expire")]
+)
 def test_a_bug_in_a_connection_ends_that_connection_alone(
     owner: str, name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
