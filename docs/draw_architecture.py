@@ -1,7 +1,4 @@
-"""Draw the imports between the packages into docs/architecture.md: `python docs/draw_architecture.py`.
-
-Modules that are files right below compress/ (errors, settings, stage, …) are left out: most packages use them.
-"""
+"""Draw the imports between the packages into docs/architecture.md: `python docs/draw_architecture.py`."""
 
 from __future__ import annotations
 
