@@ -34,8 +34,8 @@ from compress.learning.replacement import squeeze_excite
 from compress.learning.replacement.activations import replace_by_relu
 from compress.learning.training import loop
 from compress.model.ir import keras_graph
-from compress.model.ir.activations import Activation
 from compress.model.ir.keras_graph import Network
+from compress.model.ir.layer_specs.functions import Activation
 from compress.model.ir.tensorflow import keras
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.replace_activations import ReplaceActivations

@@ -1,4 +1,4 @@
-"""Statistics for batch norms that were restored (`compress.model.ir.passes.restore_norms`).
+"""Statistics for batch norms that were restored (`compress.model.ir.passes.fold`).
 
 Mean 0 and variance 1 are right for inference. But in training a batch norm uses the statistics of the batch: the first
 step would destroy what the layers have learnt. So each batch norm gets the statistics of the training samples, with
@@ -17,7 +17,7 @@ from compress.data.rows import rows as rows_of
 from compress.learning.context import Context
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
-from compress.model.ir.passes.restore_norms import with_statistics
+from compress.model.ir.passes.fold import with_statistics
 from compress.model.ir.tensorflow import run
 
 SAMPLES = 512

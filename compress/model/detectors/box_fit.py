@@ -59,12 +59,7 @@ SIMPLE_CODES = ("yolox", "yolov5", "ltrb", "yolov3", "centernet", "ltrb_exp", "l
 
 @dataclass(frozen=True)
 class ChannelLines:
-    """The values of a code as linear functions of the channels of a box.
-
-    Attributes:
-        slopes: of each channel.
-        starts: of each channel.
-    """
+    """The values of a code as linear functions of the channels of a box: slope and start of each channel."""
 
     slopes: Doubles
     starts: Doubles
@@ -115,17 +110,14 @@ def _pairs(first: Doubles, second: Doubles) -> Doubles:
 
 
 def _positive(distances: Doubles) -> Doubles:
-    """Return distances, but NaN for those of 0: the values below 0 are unknown."""
+    """Return distances with NaN for 0: the value before the ReLU is unknown."""
     return np.where(distances > CLOSE, distances, np.nan)
 
 
 def fit(maps: Sequence[MapRoles], input_size: tuple[int, int], close: float = CLOSE) -> BoxFit | None:
-    """Return the code that gives the boxes of a model; None if there is none.
+    """Return the code that gives the boxes of a model; None if no code gives boxes that differ by less than `close`.
 
-    Args:
-        maps: the roles on each map, with decoded boxes.
-        input_size: height and width of the input.
-        close: the largest difference between the boxes.
+    The maps have decoded boxes; `input_size` is height and width of the input.
     """
     samples = [[_samples(roles, anchor) for anchor in range(len(roles.anchors))] for roles in maps]
     cells = [roles.probe.head.cells for roles in maps]
@@ -171,7 +163,7 @@ def _samples(roles: MapRoles, anchor: int) -> _Samples:
 
 
 def _hypotheses(width: int, input_size: tuple[int, int]) -> Iterator[_Hypothesis]:
-    """Yield what is tried, the most frequent first."""
+    """Yield the combinations of code, form and unit to try, the most frequent first."""
     codes = SIMPLE_CODES if width == 4 else ("dfl",)
     units = [np.array(input_size, np.float64), np.ones(2)]
     for code, order, unit, form in itertools.product(codes, ("xy", "yx"), units, FORMS):
@@ -192,7 +184,7 @@ def _corners(boxes: Doubles, form: str, unit: Doubles) -> Doubles:
 
 
 def _solved(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of one code, with the sizes of anchors and the variances that fit best; None if it cannot be."""
+    """Return the fit of one code, with the sizes of anchors and the variances that fit best; None without a fit."""
     code = settings["code"]
     if code not in WITH_ANCHORS:
         return _judged(settings, _plain_maps(samples, cells), samples, boxes)
@@ -238,7 +230,7 @@ def _plain_maps(samples: _ByAnchor, cells: _Grids) -> list[dict[str, Any]]:
 
 
 def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of one code whose values are linear functions of the channels; None if it cannot be."""
+    """Return the fit of one code whose values are linear functions of the channels; None without a fit."""
     if settings["code"] not in NUMBERS:
         return None
     lines: list[list[ChannelLines]] = []
@@ -262,7 +254,7 @@ def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Box
 
 
 def _code_values(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, int]) -> Doubles:
-    """Return the values that a code makes boxes [batch, positions, 4] of; NaN where that is unknown."""
+    """Return the values from which a code makes boxes [batch, positions, 4]; NaN for unknown values."""
     rows, columns = np.divmod(np.arange(cells[0] * cells[1]), cells[1])
     points = np.stack([rows, columns], axis=1) + settings["offset"]
     low, high = boxes[..., :2] * cells, boxes[..., 2:] * cells
@@ -273,7 +265,6 @@ def _code_values(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, 
 
 
 def _line(raw: Doubles, values: Doubles) -> ChannelLines | None:
-    """Return the line that gives values; None if there is none."""
     inputs = np.where(np.isnan(values), np.nan, raw).reshape(-1, 4)
     outputs = values.reshape(-1, 4)
     if (np.isfinite(outputs).sum(axis=0) < FEWEST_SAMPLES).any():
@@ -290,7 +281,7 @@ def _rows_first(raw: Doubles, order: str) -> Doubles:
 
 
 def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[float] | None:
-    """Return the size of an anchor from the sizes of its boxes; None if it would not be constant."""
+    """Return the size of an anchor from the sizes of its boxes; None if the size would not be constant."""
     values = _rows_first(raw, order)[..., 2:]
     factor = (2 / (1 + np.exp(-values))) ** 2 if code == "yolov5" else np.exp(values)
     sizes = ((boxes[..., 2:] - boxes[..., :2]) / factor).reshape(-1, 2)
@@ -401,7 +392,7 @@ def _judged(
     samples: _ByAnchor,
     boxes: _Boxes,
 ) -> BoxFit | None:
-    """Return the fit with its largest error; None if it is far off."""
+    """Return the fit with its largest error; None for an error of FAR and more."""
     detector = Detector({**settings, "maps": maps})
     raw = np.concatenate([_by_location([anchor.raw for anchor in anchors]) for anchors in samples], axis=1)
     expected = np.concatenate([_by_location(anchors) for anchors in boxes], axis=1)

@@ -40,7 +40,6 @@ class PostProcess:
     """The operator of a model.
 
     Attributes:
-        operator: the operator.
         boxes: the tensor of raw boxes, [1, n, 4].
         scores: the tensor of probabilities, [1, n, classes], perhaps with a background before them.
         anchors: [n, 4]: y, x, height, width, as fractions of the image.
@@ -101,7 +100,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     """Return the operator at the end of a model; None without one.
 
     Raises:
-        ModelError: its options, its inputs or its anchors are invalid.
+        ModelError: the options, the inputs or the anchors of the operator are invalid.
     """
     operators = graph.custom_operators(NAME)
     if len(operators) != 1 or not set(graph.outputs) <= set(operators[0].outputs):
@@ -147,7 +146,7 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
     """Return the numeric options of the operator, which are a FlexBuffer map.
 
     Raises:
-        ModelError: they cannot be read, or the number of classes is invalid.
+        ModelError: the options cannot be read, or the number of classes is invalid.
     """
     from flatbuffers import flexbuffers
 
@@ -247,17 +246,7 @@ def append(
 ) -> tuple[int, ...]:
     """Append the operator, and return its outputs: boxes, classes, scores, count.
 
-    Args:
-        edit: the edit of a model.
-        boxes: the tensor of raw boxes, float32 [1, n, 4].
-        scores: the tensor of probabilities, float32 [1, n, classes].
-        anchors: [n, 4], as fractions of the image.
-        classes: the number of classes, without a background.
-        scales: divisors of y, x, height and width; the reciprocals of SSD's variances.
-        most: the number of objects that are returned.
-        least_score: the score below which boxes are ignored.
-        overlap: the intersection over union above which the box with the lower score is removed.
-        class_agnostic: boxes of different classes suppress each other.
+    The arguments mean the same as the attributes of `PostProcess`; `boxes` and `scores` are float32.
     """
     from flatbuffers import flexbuffers
 

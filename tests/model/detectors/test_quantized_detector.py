@@ -10,6 +10,7 @@ import exported_yolo
 import frigate_stand_ins
 import numpy as np
 import pytest
+import tiny
 from exported_yolo import CLASSES, SIDE
 from PIL import Image
 
@@ -17,6 +18,8 @@ import compress
 from compress.bundling import frigate
 from compress.core.errors import DataError
 from compress.model.tflite import graph
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.stages.load import quantized_detector
 from compress.surface.cli import main
 from deploy.contract.detection import Detector
 from deploy.runner.model import Model
@@ -29,11 +32,6 @@ pytestmark = [
 NAMES = ("cat", "dog", "bird")
 AS_IMAGENET = (-2.13, 2.63)
 """The range of a file that was calibrated with normalized photos, although its programs feed values from 0 to 1."""
-
-
-@pytest.fixture
-def images() -> np.ndarray:
-    return np.random.default_rng(3).uniform(0, 1, (4, SIDE, SIDE, 3)).astype(np.float32)
 
 
 @pytest.fixture
@@ -64,21 +62,19 @@ def expected(model: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_the_boxes_of_the_cut_file_are_those_of_the_float_model(
-    keras: Any, images: np.ndarray, tmp_path: Path, form: str, settings: dict[str, Any]
+    keras: Any, tmp_path: Path, form: str, settings: dict[str, Any]
 ) -> None:
-    from compress.model.tflite.interpreter import LoadedModel
-    from compress.pipeline.stages.load import quantized_detector
-
     model = exported_yolo.network(keras)
     (tmp_path / "m.tflite").write_bytes(exported_yolo.quantized(model, **settings))
     found = quantized_detector(tmp_path / "m.tflite")
     assert found is not None, form
-    assert found.graph is not None
+    assert found.model is not None
     assert (found.classes, found.specification["code"], found.specification["offset"]) == (CLASSES, "dfl", 0.5)
-    (tmp_path / "cut.tflite").write_bytes(graph.serialize(found.graph))
+    (tmp_path / "cut.tflite").write_bytes(graph.serialize(found.model))
     loaded = LoadedModel(tmp_path / "cut.tflite", reproducible=True)
     assert loaded.input_tensors[0].is_quantized
     detector = Detector(found.specification)
+    images = np.random.default_rng(3).uniform(0, 1, (4, SIDE, SIDE, 3)).astype(np.float32)
     boxes, scores = expected(model, images)
     rows = np.concatenate([loaded.dequantized(loaded.raw(loaded.feed(image))) for image in images])
     parts = detector.parts(detector.split(rows))
@@ -90,8 +86,6 @@ def test_the_boxes_of_the_cut_file_are_those_of_the_float_model(
 
 
 def test_the_order_of_the_dimensions_makes_no_difference(keras: Any, tmp_path: Path) -> None:
-    from compress.pipeline.stages.load import quantized_detector
-
     both = []
     for channels_first in (True, False):
         content = exported_yolo.quantized(exported_yolo.network(keras, channels_first=channels_first))
@@ -103,10 +97,6 @@ def test_the_order_of_the_dimensions_makes_no_difference(keras: Any, tmp_path: P
 
 
 def test_a_quantized_classifier_and_a_float_file_are_no_quantized_detectors(tmp_path: Path) -> None:
-    import tiny
-
-    from compress.pipeline.stages.load import quantized_detector
-
     (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     assert quantized_detector(tmp_path / "m.tflite") is None
 

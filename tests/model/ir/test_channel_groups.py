@@ -197,11 +197,6 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
     assert not channels.pinned[channels.layouts[LayerOutput("next")]].any()
 
 
-def whole(net: Network, channels: ChannelGroups) -> Network:
-    """Return the network with all its channels, rebuilt."""
-    return structure.remove(net, channels, np.ones(len(channels.group), bool))
-
-
 def test_functions_across_channels_hold_them(keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((8, 8, 3))
@@ -241,8 +236,9 @@ def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
+    whole = structure.remove(net, channels, np.ones(len(channels.group), bool))
     for _ in range(2):  # Keras removes settings from the configuration that it gets
-        assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
+        assert keras_graph.build(whole).count_params() == model.count_params()
     costs = cost.Costs(net, channels, [], load("edgetpu"))
     assert costs.parameters(()) == model.count_params()
 

@@ -9,7 +9,7 @@ import numpy as np
 import one_op
 import pytest
 import tiny
-from one_op import Op, Tensor, integers
+from one_op import Op, Tensor
 
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
@@ -252,7 +252,3 @@ def test_small_models_survive_being_written() -> None:
         before, after = outputs(content)[0], outputs(graph.serialize(graph.parse(content)))[0]
         np.testing.assert_array_equal(before, after)
         assert len(set(before.flatten().tolist())) > 1
-
-
-def test_integers_helper() -> None:
-    assert one_op.one("RESHAPE", [Tensor((1, 4)), integers(2, 2)], Tensor((2, 2))).tensors[1].array().tolist() == [2, 2]
