@@ -201,10 +201,8 @@ def _embedding(outputs: _Outputs, per_class: int) -> tuple[dict[str, Any], dict[
     references = {}
     rows, labels = outputs.stored("validation")
     validation = outputs.embeddings(rows[:MAX_VALIDATION]), labels[:MAX_VALIDATION]
-    for split, (vectors, classes) in {
-        "training": outputs.reference_rows("train", per_class),
-        "validation": validation,
-    }.items():
+    rows_of_splits = {"training": outputs.reference_rows("train", per_class), "validation": validation}
+    for split, (vectors, classes) in rows_of_splits.items():
         files = {"embeddings": f"references-{split}.npy", "labels": f"references-{split}-labels.npy"}
         arrays |= {files["embeddings"]: vectors, files["labels"]: classes.astype(np.int64)}
         if len(vectors):
@@ -229,11 +227,7 @@ def _measured(outputs: _Outputs, form: str, settings: RecognitionSettings) -> di
         if len(outputs.data.labels(split))
     }
     measured["unknown"] = {"false_accept": _false_accept(outputs, settings.unknown, calibration).to_json()}
-    return {
-        **calibration.to_json(),
-        "false_reject_rate": settings.false_reject_rate,
-        "measured": measured,
-    }
+    return {**calibration.to_json(), "false_reject_rate": settings.false_reject_rate, "measured": measured}
 
 
 def _of_split(outputs: _Outputs, split: Any, calibration: Confidence) -> dict[str, Any]:

@@ -40,13 +40,11 @@ def channels_of(roles: MapRoles, part: str, kept: Sequence[int] | None = None) -
     """Return the channels of a part of the specification, anchor by anchor; for `kept` see `cut`."""
     channels: list[int] = []
     for anchor in roles.anchors:
-        channels += _kept_scores(anchor, roles.background, kept) if part == "scores" else _of_part(anchor, part)
+        objectness = () if anchor.objectness is None else (anchor.objectness,)
+        scores = _kept_scores(anchor, roles.background, kept)
+        parts = {"boxes": anchor.boxes, "scores": scores, "objectness": objectness, "keypoints": anchor.keypoints}
+        channels += parts[part]
     return channels
-
-
-def _of_part(anchor: AnchorRoles, part: str) -> list[int]:
-    objectness = () if anchor.objectness is None else (anchor.objectness,)
-    return list({"boxes": anchor.boxes, "objectness": objectness}.get(part, anchor.keypoints))
 
 
 def _kept_scores(anchor: AnchorRoles, background: str | None, kept: Sequence[int] | None) -> list[int]:

@@ -260,13 +260,9 @@ def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> L
     first: Layout = rows[0]
     if not (rows == first).all():
         return None
-    if call and _has_target_shape(layer):  # one setting for all calls
+    if call and "target_shape" in layer.config:  # one setting for all calls
         trace.couple(trace.layouts[LayerOutput(layer.name, 0)], first)
     return first
-
-
-def _has_target_shape(layer: Layer) -> bool:
-    return "target_shape" in layer.config
 
 
 def remove(network: Network, channels: ChannelGroups, kept: Mask) -> Network:
@@ -296,7 +292,7 @@ def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> La
         return _with_narrower_kernels(layer, inputs, outputs)
     if spec.channels == "preserves" and spec.weights_by_channel:
         return replace(layer, weights=tuple(_along_channels(weight, outputs) for weight in layer.weights))
-    if _has_target_shape(layer):
+    if "target_shape" in layer.config:
         shape = network.shapes[LayerOutput(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(outputs.sum())])
     return layer

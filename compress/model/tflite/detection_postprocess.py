@@ -75,12 +75,7 @@ class PostProcess:
     @property
     def thresholds(self) -> dict[str, Any]:
         """The thresholds, as keys of a detector's specification."""
-        return {
-            "least_score": self.least_score,
-            "overlap": self.overlap,
-            "most": self.most,
-            "class_agnostic": self.class_agnostic,
-        }
+        return {name: getattr(self, name) for name in ("least_score", "overlap", "most", "class_agnostic")}
 
     @property
     def specification(self) -> dict[str, Any]:
@@ -206,22 +201,15 @@ def decoded(graph: Graph, postprocess: PostProcess) -> Graph:
         return step("SLICE", [tensor, begin, size], (1, count, columns), "SliceOptions")
 
     anchors = postprocess.anchors[np.newaxis]
-    moved = step(
-        "MUL",
-        [part(postprocess.boxes.index, 0, 2), constant(anchors[..., 2:] / postprocess.scales[:2])],
-        (1, count, 2),
-        "MulOptions",
-    )
-    centre = step("ADD", [moved, constant(anchors[..., :2])], (1, count, 2), "AddOptions")
-    scaled = step(
-        "MUL",
-        [part(postprocess.boxes.index, 2, 2), constant(1 / np.array(postprocess.scales[2:]))],
-        (1, count, 2),
-        "MulOptions",
-    )
-    grown = step("EXP", [scaled], (1, count, 2), "ExpOptions")
-    half = step("MUL", [grown, constant(anchors[..., 2:] / 2)], (1, count, 2), "MulOptions")
-    corners = [step(name, [centre, half], (1, count, 2), f"{name.title()}Options") for name in ("SUB", "ADD")]
+    pair = (1, count, 2)
+    position = part(postprocess.boxes.index, 0, 2)
+    moved = step("MUL", [position, constant(anchors[..., 2:] / postprocess.scales[:2])], pair, "MulOptions")
+    centre = step("ADD", [moved, constant(anchors[..., :2])], pair, "AddOptions")
+    size = part(postprocess.boxes.index, 2, 2)
+    scaled = step("MUL", [size, constant(1 / np.array(postprocess.scales[2:]))], pair, "MulOptions")
+    grown = step("EXP", [scaled], pair, "ExpOptions")
+    half = step("MUL", [grown, constant(anchors[..., 2:] / 2)], pair, "MulOptions")
+    corners = [step(name, [centre, half], pair, f"{name.title()}Options") for name in ("SUB", "ADD")]
     boxes = step("CONCATENATION", corners, (1, count, 4), "ConcatenationOptions", axis=2)
     scores = postprocess.scores.index
     maker = graph.producer.get(scores)

@@ -90,7 +90,9 @@ def head_of(graph: Graph) -> LinearHead:
     """
     operator = last_dense(graph)
     if operator.option("fusedActivationFunction", 0):
-        raise ModelError("the last dense layer has an activation", allowed="none before the softmax")
+        raise ModelError(
+            "the last dense layer has an activation", allowed="a dense layer without an activation before the softmax"
+        )
     source, kernel = (graph.tensors[index] for index in operator.inputs[:2])
     weights = _real(kernel).reshape(-1, source.elements)
     biases = np.zeros(len(weights), np.float32)

@@ -177,8 +177,7 @@ def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, .
     cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
     runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
-    shapes = {}
-    values = {}
+    shapes, values = {}, {}
     for operator in cut.operators:
         for index in operator.outputs:
             value = runner.tensor(index)

@@ -187,10 +187,7 @@ class LoadedModel:
 
 FLEX = "Flex"
 """The beginning of the names of operators that the converter takes from TensorFlow (SELECT_TF_OPS)."""
-COLOUR_STEPS = {
-    (3, 1): "`colour: {to: grey}`",
-    (1, 3): "`colour: {from: grey, to: rgb}`",
-}
+COLOUR_STEPS = {(3, 1): "`colour: {to: grey}`", (1, 3): "`colour: {from: grey, to: rgb}`"}
 """The preprocessing step from a number of channels to another."""
 
 

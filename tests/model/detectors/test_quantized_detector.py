@@ -136,8 +136,10 @@ def test_the_device_answers_with_boxes(exported: tuple[Any, Path, np.ndarray]) -
     np.testing.assert_allclose(first.box, np.clip(boxes[0, best], 0, 1), atol=0.06)
 
 
-def test_the_export_for_frigate_is_yolo_generic(exported: tuple[Any, Path, np.ndarray], tmp_path: Path) -> None:
-    _, bundle, _ = exported
+def test_frigates_own_program_finds_the_same_in_the_export(
+    exported: tuple[Any, Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, bundle, image = exported
     export = frigate.export(bundle, tmp_path / "frigate")
     assert (export.model_type, export.classes, export.labels) == ("yolo-generic", CLASSES, dict(enumerate(NAMES)))
     model = graph.read(tmp_path / "frigate" / "yolo.tflite")
@@ -146,14 +148,7 @@ def test_the_export_for_frigate_is_yolo_generic(exported: tuple[Any, Path, np.nd
         ((1, exported_yolo.LOCATIONS, 64), "INT8"),
         ((1, exported_yolo.LOCATIONS, CLASSES), "INT8"),
     ]
-
-
-def test_frigates_own_program_finds_the_same(
-    exported: tuple[Any, Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, bundle, image = exported
     plugin = frigate_stand_ins.plugin(monkeypatch)
-    export = frigate.export(bundle, tmp_path / "frigate")
     rows = frigate_stand_ins.detector(plugin, tmp_path / "frigate" / "yolo.tflite", export)(image[np.newaxis])
     with Model(bundle) as loaded:
         first = loaded(image).top(1)[0]

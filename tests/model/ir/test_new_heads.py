@@ -61,7 +61,7 @@ def test_dense_networks_end_before_their_last_layer(keras: Any) -> None:
     inputs = keras.Input((8,))
     model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dense(4, "relu", name="first")(inputs)))
     assert cut_head.feature_map(keras_graph.read(model)).layer == "first"
-    with pytest.raises(ModelError, match="its features are not found"):
+    with pytest.raises(ModelError, match="the features of the model are not found"):
         cut_head.feature_map(keras_graph.read(keras.Model(inputs, layers.Dense(3)(inputs))))
 
 

@@ -177,19 +177,13 @@ def test_everything_is_kept() -> None:
     source = one_op.model({"x": Tensor((1, 2)), "y": Tensor((1, 2))}, [Op("MyOp", "x", "y", 7, custom=True)], "x", "y")
     source.description = b"a description"
     source.subgraphs[0].operators[0].customOptions = np.arange(9, dtype=np.uint8)
-    blob = schema.BufferT()
-    blob.data = np.frombuffer(b"min version 9", np.uint8)
-    entry = schema.MetadataT()
-    entry.name, entry.buffer = b"min_runtime_version", len(source.buffers)
-    source.buffers.append(blob)
-    source.metadata, source.metadataBuffer = [entry], [1]
-    signature, input_map, output_map = schema.SignatureDefT(), schema.TensorMapT(), schema.TensorMapT()
-    (input_map.name, input_map.tensorIndex), (output_map.name, output_map.tensorIndex) = (b"image", 0), (b"scores", 1)
-    signature.signatureKey, signature.inputs, signature.outputs = b"serving_default", [input_map], [output_map]
+    source.metadata = [schema.MetadataT(name=b"min_runtime_version", buffer=len(source.buffers))]
+    source.metadataBuffer = [1]
+    source.buffers.append(schema.BufferT(data=np.frombuffer(b"min version 9", np.uint8)))
+    ends = [schema.TensorMapT(name=name, tensorIndex=index) for index, name in enumerate((b"image", b"scores"))]
+    signature = schema.SignatureDefT(signatureKey=b"serving_default", inputs=ends[:1], outputs=ends[1:])
     source.signatureDefs = [signature]
-    second = schema.SubGraphT()
-    second.name, second.tensors, second.operators, second.inputs, second.outputs = b"other", [], [], [], []
-    source.subgraphs.append(second)
+    source.subgraphs.append(schema.SubGraphT(name=b"other", tensors=[], operators=[], inputs=[], outputs=[]))
 
     parsed = parsed_again(parsed_again(source).source)
     assert parsed.subgraphs == 2

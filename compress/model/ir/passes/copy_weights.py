@@ -90,9 +90,9 @@ def _with_weights(layer: Layer, norm: Layer | None, source: Layer) -> list[Layer
     if norm is not None:
         own_bias = (np.zeros_like(layer.weights[1]),) if has_bias else ()
         weights = _norm_weights(norm, bias)
-        return (
-            None if weights is None else [replace(layer, weights=(kernel, *own_bias)), replace(norm, weights=weights)]
-        )
+        if weights is None:
+            return None
+        return [replace(layer, weights=(kernel, *own_bias)), replace(norm, weights=weights)]
     if not has_bias:
         return None if bias.any() else [replace(layer, weights=(kernel,))]
     return [replace(layer, weights=(kernel, bias))]

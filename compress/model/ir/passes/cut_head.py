@@ -43,7 +43,7 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
     weighted = [index for index, tensor in enumerate(crossed) if network.layers[tensor.layer].weights]
     if not weighted or weighted[-1] == 0 or not network.layers[crossed[weighted[-1] - 1].layer].calls:
         raise ModelError(
-            "its features are not found: no layer with weights comes before its last one, on every path to its outputs",
+            "the features of the model are not found: no layer with weights comes before the last one on all paths",
             hint="name a layer with `model: {head: {after: LAYER}}`",
         )
     return crossed[weighted[-1] - 1]

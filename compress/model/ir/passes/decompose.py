@@ -228,9 +228,9 @@ def _flip(layer: Layer, inputs: list[Any]) -> Any:
     (x,), axis = inputs, layer.config.get("axis")
     rank = len(x.shape)
     axes = {dimension % rank for dimension in ([axis] if isinstance(axis, int) else axis or range(rank))}
-    return (
-        None if 0 in axes else x[tuple(slice(None, None, -1 if dimension in axes else 1) for dimension in range(rank))]
-    )
+    if 0 in axes:
+        return None
+    return x[tuple(slice(None, None, -1 if dimension in axes else 1) for dimension in range(rank))]
 
 
 def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:
