@@ -1,4 +1,4 @@
-"""Facts about families of detectors, and the classes of COCO, that a file itself does not contain.
+"""Facts that the file of a detector does not contain: the families of detectors, and the names of COCO's classes.
 
 A file that decodes its boxes says everything. One that ends at its convolutions leaves open how its values become
 boxes; `auto` then assumes what the numbers of channels suggest, and a preset names the family.

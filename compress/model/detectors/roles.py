@@ -324,27 +324,22 @@ def _raw_scores(probe: MapProbe, values: list[Value], preset: Preset) -> list[Va
     """Return values with the scores marked as sigmoids, for a file that ends at its convolutions."""
     ordered = sorted(values, key=lambda value: (value.anchor, value.output, value.column))
     if preset.size_first:
-        heatmap = ordered[0].output
-        return [replace(value, kind=ValueKind.SIGMOID) if value.output == heatmap else value for value in ordered]
-    if preset.box_columns is not None:
-        marked = []
+        boxes = {value.index for value in ordered if value.output != ordered[0].output}
+    elif preset.box_columns is not None:
+        boxes = set()
         for anchor in {value.anchor for value in values}:
-            columns = [value for value in ordered if value.anchor == anchor]
+            columns = [value.index for value in ordered if value.anchor == anchor]
             start = preset.box_columns[0] % len(columns)
-            boxes = range(start, start + preset.box_columns[1])
-            marked += [
-                value if at in boxes else replace(value, kind=ValueKind.SIGMOID) for at, value in enumerate(columns)
-            ]
-        return marked
-    box_tensor = _box_tensor(probe.head.widths)
-    if box_tensor is None:
-        return values
-    return [
-        value if _tensor_of(probe, value) in box_tensor else replace(value, kind=ValueKind.SIGMOID) for value in ordered
-    ]
+            boxes.update(columns[start : start + preset.box_columns[1]])
+    else:
+        tensors = _box_tensors(probe.head.widths)
+        if tensors is None:
+            return values
+        boxes = {value.index for value in ordered if _tensor_of(probe, value) in tensors}
+    return [value if value.index in boxes else replace(value, kind=ValueKind.SIGMOID) for value in ordered]
 
 
-def _box_tensor(widths: Sequence[int]) -> list[int] | None:
+def _box_tensors(widths: Sequence[int]) -> list[int] | None:
     """Return the tensors of a map that hold boxes, and keypoints: of width 4, or else of several bins for each side."""
     if len(widths) < 2:
         return None

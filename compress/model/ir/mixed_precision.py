@@ -139,7 +139,7 @@ def single(model: Any) -> Any:
 def _in_single(value: Any, policy: bool = False) -> Any:
     """Return a configuration with every 16-bit or mixed policy, at any depth, replaced by float32.
 
-    The `name` of a policy is its type; `policy` says that `value` is the configuration of one. Other names stay.
+    With `policy`, `value` is the configuration of a policy, whose `name` is its type and changes too. Other names stay.
     """
     if isinstance(value, str):
         return "float32" if NARROW.fullmatch(value) else value
