@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
 from compress.model.tflite import detection_postprocess
-from compress.model.tflite.edit import Edit
-from compress.model.tflite.graph import Graph, Quantization, Tensor
+from compress.model.tflite.dequantization import value_range
+from compress.model.tflite.edit import Edit, reshape
+from compress.model.tflite.graph import NONE, Graph, Quantization, Tensor
 from deploy.contract.detection import Detector
 
 YOLO_STRIDES = (8, 16, 32)
@@ -35,10 +36,8 @@ LEAST_SCORE = 0.4
 def with_postprocess(graph: Graph, detector: Detector, where: str = "") -> Graph:
     """Return a detector that ends in `TFLite_Detection_PostProcess`, with the outputs of SSD models, for Frigate.
 
-    Args:
-        graph: the model, with the outputs of the detector's specification, in 8 bits or float32. It may be compiled.
-        detector: the meaning of the outputs. Keypoints are left out.
-        where: the file's name in messages.
+    The model has the outputs of the detector's specification, in 8 bits or float32, and may be compiled. Keypoints are
+    left out.
 
     Raises:
         ModelError: the outputs are not those of the detector, or the operator cannot compute its code of boxes.
@@ -69,12 +68,7 @@ def with_postprocess(graph: Graph, detector: Detector, where: str = "") -> Graph
 
 
 def yolo_misfit(detector: Detector, input_size: tuple[int, int]) -> str | None:
-    """Return why a detector has no form as two tensors; None if it has.
-
-    Args:
-        detector: the meaning of the outputs.
-        input_size: height and width of the input.
-    """
+    """Return why a detector has no form as two tensors (see `as_yolo`); None if it has this form."""
     settings = detector.specification
     expected = [[length // stride for length in input_size] for stride in YOLO_STRIDES]
     required = {"code": "dfl", "bins": YOLO_BINS, "order": "xy", "offset": 0.5, "scores": "logits", "background": None}
@@ -93,12 +87,7 @@ def as_yolo(graph: Graph, detector: Detector, where: str = "") -> Graph:
 
     Readers tell the two apart by their last dimension, which is 64 for boxes and at least 2. So one class, and 64
     classes, get one more column with the lowest score. Frigate subtracts the zero point of the scores in int8: it is at
-    least 0, so that no difference is above 127.
-
-    Args:
-        graph: the model, with the outputs of the detector's specification, in 8 bits. It may be compiled.
-        detector: the meaning of the outputs, for which `yolo_misfit` is None.
-        where: the file's name in messages.
+    least 0, so that no difference is above 127. `yolo_misfit` is None for the detector; the model may be compiled.
 
     Raises:
         ModelError: the outputs are not those of the detector, or are not in 8 bits.
@@ -112,7 +101,7 @@ def as_yolo(graph: Graph, detector: Detector, where: str = "") -> Graph:
 
 
 def _anchors(detector: Detector) -> NDArray[np.float32]:
-    """Return centres and sizes of the locations: the anchors of `ssd`; otherwise points, and cells."""
+    """Return centres and sizes of the locations: of the anchors for `ssd`, else of the points and their cells."""
     if detector.specification["code"] == "ssd":
         return np.asarray(detector.anchors, np.float32)
     points = (detector.at.cells + detector.specification["offset"]) * detector.at.steps
@@ -120,13 +109,7 @@ def _anchors(detector: Detector) -> NDArray[np.float32]:
 
 
 class _Head:
-    """An edit of a detector's model behind its outputs.
-
-    Attributes:
-        edit: the edit.
-        detector: the meaning of the outputs.
-        classes: the number of classes, without a background.
-    """
+    """An edit of a detector's model behind its outputs; `classes` counts no background."""
 
     def __init__(self, graph: Graph, detector: Detector, where: str) -> None:
         tensors = [graph.tensors[index] for index in graph.outputs]
@@ -171,7 +154,7 @@ class _Head:
             rows.append(self._reshaped(values, part, (tensor.elements // width, width)))
         if len(rows) == 1:
             return rows[0]
-        return self._step("CONCATENATION", rows, (len(self.detector.anchors), width), self._concatenation(0))
+        return self._step("CONCATENATION", rows, (len(self.detector.anchors), width), "ConcatenationOptions", axis=0)
 
     def encoded_boxes(self, raw: int) -> int:
         """Return boxes as the operator decodes them, [1, n, 4]: centre (y, x), and the logarithms of height, width."""
@@ -181,11 +164,11 @@ class _Head:
         if code == "dfl":
             bins = settings["bins"]
             split = self._reshaped(raw, "bins", (count * 4, bins))
-            shares = self._step("SOFTMAX", [split], (count * 4, bins), self.edit.options("SoftmaxOptions", beta=1.0))
+            shares = self._step("SOFTMAX", [split], (count * 4, bins), "SoftmaxOptions", beta=1.0)
             steps = np.arange(bins, dtype=np.float32)[np.newaxis]
             raw = self._reshaped(self._linear(shares, steps, count * 4), "distances", (count, 4))
         elif code == "ltrb_exp":
-            raw = self._step("EXP", [raw], (count, 4), self.edit.options("ExpOptions"))
+            raw = self._step("EXP", [raw], (count, 4), "ExpOptions")
         elif code == "ltrb_relu":
             raw = self._step("RELU", [raw], (count, 4))
         if code in ("ssd", "yolox"):
@@ -198,9 +181,9 @@ class _Head:
         centre = self._linear(raw, half @ swap, count)
         size = self._linear(raw, total @ swap, count)
         least = self.edit.tensor("least", (1,), "FLOAT32", values=np.array([1e-6], np.float32))  # no logarithm of 0
-        positive = self._step("MAXIMUM", [size, least], (count, 2), self.edit.options("MaximumMinimumOptions"))
+        positive = self._step("MAXIMUM", [size, least], (count, 2), "MaximumMinimumOptions")
         logarithm = self._step("LOG", [positive], (count, 2))
-        both = self._step("CONCATENATION", [centre, logarithm], (count, 4), self._concatenation(1))
+        both = self._step("CONCATENATION", [centre, logarithm], (count, 4), "ConcatenationOptions", axis=1)
         return self._reshaped(both, "encodings", (1, count, 4))
 
     def probabilities(self) -> int:
@@ -209,21 +192,18 @@ class _Head:
         count = len(self.detector.anchors)
         scores = self.joined("scores")
         if settings["scores"] == "softmax":
-            options = self.edit.options("SoftmaxOptions", beta=1.0)
-            scores = self._step("SOFTMAX", [scores], (count, self._columns), options)
+            scores = self._step("SOFTMAX", [scores], (count, self._columns), "SoftmaxOptions", beta=1.0)
         elif settings["scores"] == "logits":
             scores = self._step("LOGISTIC", [scores], (count, self._columns))
         if settings["background"] is not None:
             begin = self.edit.integers("begin", 0, 1 if settings["background"] == "first" else 0)
             size = self.edit.integers("size", count, self.classes)
-            options = self.edit.options("SliceOptions")
-            scores = self._step("SLICE", [scores, begin, size], (count, self.classes), options)
+            scores = self._step("SLICE", [scores, begin, size], (count, self.classes), "SliceOptions")
         if self.detector.has_objectness:
             objectness = self.joined("objectness")
             if settings["scores"] != "probabilities":
                 objectness = self._step("LOGISTIC", [objectness], (count, 1))
-            options = self.edit.options("MulOptions")
-            scores = self._step("MUL", [scores, objectness], (count, self.classes), options)
+            scores = self._step("MUL", [scores, objectness], (count, self.classes), "MulOptions")
             if settings["objectness"] == "geometric_mean":
                 scores = self._step("SQRT", [scores], (count, self.classes))
         return self._reshaped(scores, "probabilities", (1, count, self.classes))
@@ -231,40 +211,26 @@ class _Head:
     def _float(self, name: str, shape: Sequence[int]) -> int:
         return self.edit.tensor(name, shape, "FLOAT32")
 
-    def _step(self, name: str, inputs: Sequence[int], shape: Sequence[int], options: Any = None) -> int:
-        """Add a float operator with one output."""
+    def _step(self, name: str, inputs: Sequence[int], shape: Sequence[int], table: str = "", **options: Any) -> int:
+        """Add a float operator with one output; `table` is the schema's name of its options."""
         output = self._float(name.lower(), shape)
-        self.edit.add(name, inputs, [output], options, 1)
+        self.edit.add(name, inputs, [output], self.edit.options(table, **options) if table else None, 1)
         return output
 
     def _linear(self, values: int, weights: NDArray[np.float32], rows: int) -> int:
         """Return values [rows, k] times the transposed weights [m, k]: [rows, m]."""
         constant = self.edit.tensor("weights", weights.shape, "FLOAT32", values=np.asarray(weights, np.float32))
-        options = self.edit.options("FullyConnectedOptions")
-        return self._step("FULLY_CONNECTED", [values, constant, -1], (rows, len(weights)), options)
+        return self._step("FULLY_CONNECTED", [values, constant, NONE], (rows, len(weights)), "FullyConnectedOptions")
 
     def _reshaped(self, values: int, name: str, shape: Sequence[int]) -> int:
-        return self._with_shape(values, self._float(name, shape), shape)
-
-    def _with_shape(self, values: int, output: int, shape: Sequence[int]) -> int:
-        shape_tensor = self.edit.integers("shape", *shape)
-        options = self.edit.options("ReshapeOptions", newShape=list(shape))
-        self.edit.add("RESHAPE", [values, shape_tensor], [output], options, 1)
-        return output
-
-    def _concatenation(self, axis: int) -> Any:
-        return self.edit.options("ConcatenationOptions", axis=axis)
+        return reshape(self.edit, values, self._float(name, shape), shape)
 
     # --- in 8 bits -----------------------------------------------------------------------
 
     def joined_in_8_bits(self, part: str, width: int, *, least_zero_point: int = -128, extra: bool = False) -> int:
         """Return an int8 tensor [1, n, width] with a part of all maps, all with the scale that holds all of them.
 
-        Args:
-            part: the part.
-            width: the number of values for each location.
-            least_zero_point: the least zero point of the result.
-            extra: append a column with the lowest value.
+        With `extra`, a column with the lowest value is appended.
         """
         tensors = self._of(part)
         common = _common(tensors, least_zero_point, self._where)
@@ -275,7 +241,7 @@ class _Head:
                 values = self.edit.tensor(f"{part}/common", tensor.shape, "INT8", common)
                 self.edit.add("QUANTIZE", [tensor.index], [values], self.edit.options("QuantizeOptions"))
             shape = (1, tensor.elements // width, width)
-            rows.append(self._with_shape(values, self.edit.tensor(part, shape, "INT8", common), shape))
+            rows.append(reshape(self.edit, values, self.edit.tensor(part, shape, "INT8", common), shape))
         count = len(self.detector.anchors)
         joined = self._joined_in_8_bits(rows, 1, (1, count, width), common, part)
         if not extra:
@@ -290,23 +256,17 @@ class _Head:
         if len(parts) == 1:
             return parts[0]
         output = self.edit.tensor(name, shape, "INT8", common)
-        self.edit.add("CONCATENATION", parts, [output], self._concatenation(axis))
+        self.edit.add("CONCATENATION", parts, [output], self.edit.options("ConcatenationOptions", axis=axis))
         return output
 
 
 def _common(tensors: Sequence[Tensor], least_zero_point: int, where: str) -> Quantization:
-    """Return the int8 quantization that holds the values of all tensors.
-
-    Raises:
-        ModelError: a tensor is not in 8 bits.
-    """
-    ends = []
+    """Return the int8 quantization that holds the values of all tensors, which are in 8 bits."""
+    ends: list[float] = []
     for tensor in tensors:
-        limits = {"INT8": (-128, 127), "UINT8": (0, 255)}.get(tensor.dtype)
-        if limits is None or tensor.quantization is None:
-            raise ModelError("its outputs are not all in 8 bits", where=where, hint="quantize it")
-        zero_point, scale = tensor.quantization.zero_point[0], tensor.quantization.scale[0]
-        ends += [(end - zero_point) * scale for end in limits]
+        if tensor.dtype not in ("INT8", "UINT8") or tensor.quantization is None:
+            raise ModelError("its outputs are not all in 8 bits", where=where, hint="quantize the model")
+        ends += value_range(tensor)
     first = tensors[0]
     alike = all((tensor.dtype, tensor.quantization) == ("INT8", first.quantization) for tensor in tensors)
     if alike and first.quantization is not None and first.quantization.zero_point[0] >= least_zero_point:

@@ -48,8 +48,6 @@ class Export:
     """The written files.
 
     Attributes:
-        folder: the folder of the files.
-        model: the name of the model's file.
         compiled: whether the model is compiled for the Edge TPU.
         width, height: the size of its input.
         labels: class names by number.
@@ -84,7 +82,7 @@ def export(path: Path, folder: Path, labels: Path | None = None, model_type: Mod
         model_type: how Frigate reads the outputs; None for the fastest way that the model has.
 
     Raises:
-        ModelError: the model is not suitable for that detector.
+        ModelError: the model is not suitable for Frigate's detector.
         DataError: the labels cannot be read, or do not fit.
         StoreError: the folder cannot be written.
     """
@@ -192,11 +190,7 @@ def _detector_classes(model: Graph, detector: Detector, where: str) -> int:
 
 
 def _pixels(opened: Bundle, shape: tuple[int, ...], where: str) -> tuple[PixelFormat, float, float]:
-    """Return the order of the colours, and slope and offset of the input's values along the pixels.
-
-    Raises:
-        ModelError: the preprocessing is not the same line for every pixel of every colour.
-    """
+    """Return the order of the colours, and slope and offset of the input's values along the pixels."""
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     image[0, 0] = (0, 128, 255)
     try:
@@ -220,14 +214,9 @@ def _pixels(opened: Bundle, shape: tuple[int, ...], where: str) -> tuple[PixelFo
 
 
 def _with_pixels(model: Graph, dtype: str, slope: float, offset: float, where: str) -> Graph:
-    """Return the model with an 8-bit input that takes pixels, minus 128 for int8.
+    """Return a model with an 8-bit input as a model whose input takes pixels, minus 128 for int8.
 
-    Args:
-        model: the model, with one 8-bit input.
-        dtype: the type of the new input.
-        slope: the input's value for a pixel is slope * pixel + offset.
-        offset: see `slope`.
-        where: the file's name in messages.
+    The value of the model's own input is slope * pixel + offset.
     """
     tensor = model.tensors[model.inputs[0]]
     if tensor.dtype not in ("INT8", "UINT8") or tensor.quantization is None:
@@ -291,7 +280,7 @@ def _postprocess(model: Graph, where: str) -> Operator:
 
 
 def _classes(model: Graph, operator: Operator | None, where: str) -> int | None:
-    """Return the number of classes: that of yolo-generic's scores, or an option of TFLite_Detection_PostProcess."""
+    """Return the number of classes: the columns of yolo-generic's scores, or an option of the operator."""
     if operator is None:
         return model.tensors[model.outputs[1]].shape[2]
     classes = detection_postprocess.options_of(model, operator, where).get("num_classes")

@@ -40,15 +40,11 @@ class Packing:
     """The source of a bundle.
 
     Attributes:
-        name: its name.
         files: the .tflite files by role: `int8`; and `original` and `compiled`, if there are any.
-        task: the task of the models.
-        tools: versions of tools, for the manifest.
         data: the data for golden inputs and the evaluation sample; None: the bundle has neither.
         specification: how the outputs are read.
         golden: number of validation samples with the expected outputs.
         evaluation: number of test samples.
-        progress: receives notes.
         labels: names of the classes that do not come from the data.
         recognition: the settings of the confidence and of the reference embeddings.
     """
@@ -149,21 +145,17 @@ def _described(packing: Packing, role: str) -> dict[str, Any]:
     """Return the entry of a model in the manifest; all models have the same names of inputs and outputs."""
     first = next(iter(packing.models.values()))
     model = packing.models[role]
+    trained = [output["name"] for output in (packing.specification or {}).get("outputs", ())]
     return {
         "file": f"{role}.tflite",
         "inputs": _named(model.input_tensors, first.input_tensors, ()),
-        "outputs": _named(model.output_tensors, first.output_tensors, _output_names(packing.specification)),
+        "outputs": _named(model.output_tensors, first.output_tensors, trained),
         **({"lookup": _lookup_file(role)} if model.lookup else {}),
     }
 
 
 def _lookup_file(role: str) -> str:
     return f"{role}-lookup.npy"
-
-
-def _output_names(specification: Specification) -> list[str]:
-    """Return the names of the outputs in the model that was trained, if they are known."""
-    return [output["name"] for output in (specification or {}).get("outputs", ())]
 
 
 def _named(
@@ -180,7 +172,7 @@ def _named(
 
 
 def _application_name(tensor: TensorDescription) -> str:
-    """Return the name of a tensor for applications: that of the file's signature, if there is one."""
+    """Return the name of a tensor for applications: the name in the file's signature, if the file has one."""
     return tensor.name if tensor.name != tensor.tensor else plain_name(tensor.tensor)
 
 

@@ -58,12 +58,7 @@ class RecognitionSettings(Settings):
 
 @dataclass(frozen=True)
 class RecognitionEntries:
-    """A part of a bundle.
-
-    Attributes:
-        manifest: its entries.
-        members: its files.
-    """
+    """A part of a bundle: entries of the manifest, and files."""
 
     manifest: Mapping[str, Any]
     members: Mapping[str, bytes]
@@ -72,9 +67,7 @@ class RecognitionEntries:
 def described(packing: Packing, names: Sequence[str]) -> RecognitionEntries:
     """Return the embedding and the confidence of a bundle; nothing for a task without classes, or without data.
 
-    Args:
-        packing: the source of the bundle.
-        names: the names of the outputs of the int8 model.
+    `names` are the names of the outputs of the int8 model.
 
     Raises:
         DataError: an image of `unknown` cannot be used.
@@ -99,7 +92,6 @@ class _Outputs:
     """The outputs of the int8 model for the splits.
 
     Attributes:
-        data: the samples.
         embedding_index: the index of the output that is the embedding, or None.
     """
 
@@ -153,11 +145,8 @@ class _Outputs:
         """The form of the logits, one of `confidence.FORMS`."""
         if self.embedding_index is not None:
             return "head"
-        return "probabilities" if self._binary or embeddings.gives_probabilities(self.graph) else "scores"
-
-    @property
-    def _binary(self) -> bool:
-        return "binary" in (self._packing.specification or {})
+        is_binary = "binary" in (self._packing.specification or {})
+        return "probabilities" if is_binary or embeddings.gives_probabilities(self.graph) else "scores"
 
     @property
     def step(self) -> float:
@@ -212,10 +201,8 @@ def _embedding(outputs: _Outputs, per_class: int) -> tuple[dict[str, Any], dict[
     references = {}
     rows, labels = outputs.stored("validation")
     validation = outputs.embeddings(rows[:MAX_VALIDATION]), labels[:MAX_VALIDATION]
-    for split, (vectors, classes) in {
-        "training": outputs.reference_rows("train", per_class),
-        "validation": validation,
-    }.items():
+    rows_of_splits = {"training": outputs.reference_rows("train", per_class), "validation": validation}
+    for split, (vectors, classes) in rows_of_splits.items():
         files = {"embeddings": f"references-{split}.npy", "labels": f"references-{split}-labels.npy"}
         arrays |= {files["embeddings"]: vectors, files["labels"]: classes.astype(np.int64)}
         if len(vectors):
@@ -240,11 +227,7 @@ def _measured(outputs: _Outputs, form: str, settings: RecognitionSettings) -> di
         if len(outputs.data.labels(split))
     }
     measured["unknown"] = {"false_accept": _false_accept(outputs, settings.unknown, calibration).to_json()}
-    return {
-        **calibration.to_json(),
-        "false_reject_rate": settings.false_reject_rate,
-        "measured": measured,
-    }
+    return {**calibration.to_json(), "false_reject_rate": settings.false_reject_rate, "measured": measured}
 
 
 def _of_split(outputs: _Outputs, split: Any, calibration: Confidence) -> dict[str, Any]:
@@ -270,11 +253,7 @@ def _of_split(outputs: _Outputs, split: Any, calibration: Confidence) -> dict[st
 
 
 def _false_accept(outputs: _Outputs, folder: Path | None, calibration: Confidence) -> Measurement:
-    """Return the share of images that show none of the classes, and that are answered with a class.
-
-    Raises:
-        DataError: the folder has no images, one of them cannot be used, or the samples are texts.
-    """
+    """Return the share of images that show none of the classes, and that are answered with a class."""
     if parsed(outputs.data.decoding).text_bytes is not None:
         if folder is not None:
             raise DataError(
@@ -307,11 +286,7 @@ def unknown_files(folder: Path) -> Sequence[Path]:
 
 
 def _prepared(path: Path, data: Data) -> NDArray[np.float32]:
-    """Return an image as the device reads it, preprocessed.
-
-    Raises:
-        DataError: the image cannot be decoded or preprocessed.
-    """
+    """Return an image as the device reads it, preprocessed."""
     settings = parsed(data.decoding)
     try:
         image = pictures.decode(path.read_bytes(), settings.image_channels, orientation=settings.orientation)

@@ -109,16 +109,11 @@ def test_a_compiled_model(labels: Path, tmp_path: Path) -> None:
     assert "NOT COMPILED" not in (tmp_path / "out" / "here" / "frigate.yml").read_text()
 
 
-def test_numbered_labels_with_gaps(labels: Path, tmp_path: Path) -> None:
-    labels.write_text("0  person\n2: traffic light\n")
-    exported(detector(), labels, tmp_path)
-    assert as_frigate_reads(tmp_path / "out/here/labelmap.txt") == {0: "person", 2: "traffic light"}
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"\xef\xbb\xbf0 person\r\n1 car,\r\n2 'cat'\r\n", {0: "person", 1: "car", 2: "cat"}),
+        (b"0  person\n2: traffic light\n", {0: "person", 2: "traffic light"}),
         (b"person,\ncar,\ncat,\n", {0: "person", 1: "car", 2: "cat"}),
         (b'item {\n id: 1\n name: "person"\n}\nitem {\n id: 3\n name: "cat"\n}\n', {0: "person", 2: "cat"}),
         (b"names:\n  0: person\n  1: car\n  2: cat\n", {0: "person", 1: "car", 2: "cat"}),
@@ -311,18 +306,17 @@ def test_frigates_own_program_finds_what_the_bundle_finds(
             assert_found(rows[:3], expected, 0.05)
 
 
-def test_preprocessing_that_frigate_does_not_have(tmp_path: Path) -> None:
-    steps = [TO_1[0], {"normalize": {"mean": [123.0, 116.0, 103.0], "std": [58.0, 57.0, 57.0]}}]
-    bundled(tmp_path, "ltrb", steps)
-    with pytest.raises(ModelError, match="Frigate does not preprocess"):
-        frigate.export(tmp_path / "d.coralline", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_pixels_that_the_input_does_not_hold(tmp_path: Path) -> None:
-    """The bundle of an export with random samples has no preprocessing: all pixels would be white."""
-    bundled(tmp_path, "ltrb", [TO_1[0]])
-    with pytest.raises(ModelError, match=r"values from 0 to 255 of pixels, and its input holds 0 to 1; set data"):
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"normalize": {"mean": [123.0, 116.0, 103.0], "std": [58.0, 57.0, 57.0]}}], "Frigate does not preprocess"),
+        # The bundle of an export with random samples has no preprocessing: all pixels would be white.
+        ([], r"values from 0 to 255 of pixels, and its input holds 0 to 1; set data"),
+    ],
+)
+def test_preprocessing_that_frigate_or_the_input_does_not_have(steps: list[Any], message: str, tmp_path: Path) -> None:
+    bundled(tmp_path, "ltrb", [TO_1[0], *steps])
+    with pytest.raises(ModelError, match=message):
         frigate.export(tmp_path / "d.coralline", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -16,10 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from compress.model.ir.activations import NAMED, POINTS, Activation, Values, recognize
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, tensors_in, without_unused_calls
 from compress.model.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
-from compress.model.ir.layer_specs.functions import ELEMENTWISE, SINGLE_OPERATOR, canonical_name
+from compress.model.ir.layer_specs.functions import (
+    ELEMENTWISE,
+    NAMED,
+    POINTS,
+    SINGLE_OPERATOR,
+    Activation,
+    Values,
+    canonical_name,
+    recognize,
+)
 from compress.model.ir.tensorflow import keras
 
 MAX_OPERATORS = 12

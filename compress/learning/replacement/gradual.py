@@ -29,9 +29,9 @@ from compress.data.rows import rows as rows_of
 from compress.learning.context import Context
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.learning.training.loop import Batch, Loss, Rate, TrainingSettings, fit
-from compress.model.ir.activations import Activation
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors, subnetwork, tensors_in
 from compress.model.ir.layer_specs import ACTIVATION, spec_of
+from compress.model.ir.layer_specs.functions import Activation
 from compress.model.ir.passes import fold
 from compress.model.ir.tensorflow import keras, run
 

@@ -20,8 +20,8 @@ from compress.learning.training.loop import Loss, TrainingSettings
 from compress.learning.training.phases import BUILD, validation_cost
 from compress.learning.training.validation import validation_quality
 from compress.model.ir import keras_graph
-from compress.model.ir.activations import Activation
 from compress.model.ir.keras_graph import Network
+from compress.model.ir.layer_specs.functions import Activation
 from compress.model.ir.tensorflow import sample_shape
 from compress.tasks import task_of
 from compress.tasks.base import takes

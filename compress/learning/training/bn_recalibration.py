@@ -5,7 +5,7 @@ update them. So they can be far from the statistics of the final layers.
 
 Source: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN).
 
-Batch norms that were restored (`compress.model.ir.passes.restore_norms`) have mean 0 and variance 1, which is right for
+Batch norms that were restored (`compress.model.ir.passes.fold`) have mean 0 and variance 1, which is right for
 inference. But in training a batch norm uses the statistics of the batch: the first step would destroy what the layers
 have learnt. So each of them gets the statistics of the training samples, with gamma and beta that keep its function.
 """
@@ -26,7 +26,7 @@ from compress.learning.context import Context
 from compress.learning.training.validation import comparison, validation_quality
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
-from compress.model.ir.passes.restore_norms import with_statistics
+from compress.model.ir.passes.fold import with_statistics
 from compress.model.ir.tensorflow import keras, run
 
 SAMPLES = 1024

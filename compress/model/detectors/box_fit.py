@@ -59,12 +59,7 @@ SIMPLE_CODES = ("yolox", "yolov5", "ltrb", "yolov3", "centernet", "ltrb_exp", "l
 
 @dataclass(frozen=True)
 class ChannelLines:
-    """The values of a code as linear functions of the channels of a box.
-
-    Attributes:
-        slopes: of each channel.
-        starts: of each channel.
-    """
+    """The values of a code as linear functions of the channels of a box: slope and start of each channel."""
 
     slopes: Doubles
     starts: Doubles
@@ -89,25 +84,25 @@ class BoxFit:
 
 _Hypothesis = tuple[dict[str, Any], str, Doubles]
 """Settings, the form of the boxes, and the unit of their values (y, x)."""
-_Grids = list[tuple[int, int]]
-_ByAnchor = list[list["_Samples"]]
-"""The samples of each map and anchor."""
-_Boxes = list[list[Doubles]]
-"""Boxes of each map and anchor as (ymin, xmin, ymax, xmax), fractions of the image."""
-_Solve = Callable[[dict[str, Any], _ByAnchor, _Boxes, _Grids], BoxFit | None]
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Raw values and boxes of one anchor of a map, in float64.
+    """Raw values and boxes of the anchors of a map, in float64.
 
     Attributes:
-        raw: [batch, positions, values], in the order of the channels.
-        boxes: [batch, positions, 4], as the model gives them; NaN where they are cut off at the border of the image.
+        cells: rows and columns of the map.
+        raw: for each anchor [batch, positions, values], in the order of the channels.
+        boxes: for each anchor [batch, positions, 4]: the boxes of the model, or from `_attempt` on their corners (ymin,
+            xmin, ymax, xmax) as fractions of the image; NaN where they are cut off at the border of the image.
     """
 
-    raw: Doubles
-    boxes: Doubles
+    cells: tuple[int, int]
+    raw: Sequence[Doubles]
+    boxes: Sequence[Doubles]
+
+
+_Solve = Callable[[dict[str, Any], Sequence[_Samples]], BoxFit | None]
 
 
 def _pairs(first: Doubles, second: Doubles) -> Doubles:
@@ -115,35 +110,31 @@ def _pairs(first: Doubles, second: Doubles) -> Doubles:
 
 
 def _positive(distances: Doubles) -> Doubles:
-    """Return distances, but NaN for those of 0: the values below 0 are unknown."""
+    """Return distances with NaN for 0: the value before the ReLU is unknown."""
     return np.where(distances > CLOSE, distances, np.nan)
 
 
 def fit(maps: Sequence[MapRoles], input_size: tuple[int, int], close: float = CLOSE) -> BoxFit | None:
-    """Return the code that gives the boxes of a model; None if there is none.
+    """Return the code that gives the boxes of a model; None if no code gives boxes that differ by less than `close`.
 
-    Args:
-        maps: the roles on each map, with decoded boxes.
-        input_size: height and width of the input.
-        close: the largest difference between the boxes.
+    The maps have decoded boxes; `input_size` is height and width of the input.
     """
-    samples = [[_samples(roles, anchor) for anchor in range(len(roles.anchors))] for roles in maps]
-    cells = [roles.probe.head.cells for roles in maps]
-    hypotheses = list(_hypotheses(samples[0][0].raw.shape[2], input_size))
+    samples = [_samples(roles) for roles in maps]
+    hypotheses = list(_hypotheses(samples[0].raw[0].shape[2], input_size))
     for solve in (_solved, _solved_with_lines):
-        best = _best(solve, hypotheses, samples, cells)
+        best = _best(solve, hypotheses, samples)
         if best is not None and best.error < close:
             return best
     return None
 
 
-def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: _ByAnchor, cells: _Grids) -> BoxFit | None:
+def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: Sequence[_Samples]) -> BoxFit | None:
     """Return the fit with the smallest error; None if there is none."""
     best: BoxFit | None = None
-    for settings, form, unit in hypotheses:
-        if len(samples) > 1 and _attempt(solve, settings, form, unit, samples[-1:], cells[-1:]) is None:
+    for hypothesis in hypotheses:
+        if len(samples) > 1 and _attempt(solve, hypothesis, samples[-1:]) is None:
             continue  # the coarsest map has few boxes
-        candidate = _attempt(solve, settings, form, unit, samples, cells)
+        candidate = _attempt(solve, hypothesis, samples)
         if candidate is not None and (best is None or candidate.error < best.error):
             best = candidate
         if best is not None and best.error < CLOSE / 10:
@@ -151,27 +142,26 @@ def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: _ByAnchor, 
     return best
 
 
-def _attempt(
-    solve: _Solve, settings: dict[str, Any], form: str, unit: Doubles, samples: _ByAnchor, cells: _Grids
-) -> BoxFit | None:
-    boxes = [[_corners(anchor.boxes, form, unit) for anchor in anchors] for anchors in samples]
-    return solve(settings, samples, boxes, cells)
+def _attempt(solve: _Solve, hypothesis: _Hypothesis, samples: Sequence[_Samples]) -> BoxFit | None:
+    settings, form, unit = hypothesis
+    with_corners = [replace(of_map, boxes=[_corners(box, form, unit) for box in of_map.boxes]) for of_map in samples]
+    return solve(settings, with_corners)
 
 
-def _samples(roles: MapRoles, anchor: int) -> _Samples:
-    anchor_roles = roles.anchors[anchor]
-    raw = roles.probe.raw[..., list(anchor_roles.boxes)].astype(np.float64)
-    boxes = roles.probe.answers[..., list(anchor_roles.box_values)].astype(np.float64)
-    for column in np.moveaxis(boxes, -1, 0):  # views
+def _samples(roles: MapRoles) -> _Samples:
+    probe = roles.probe
+    raw = [probe.raw[..., list(anchor.boxes)].astype(np.float64) for anchor in roles.anchors]
+    boxes = [probe.answers[..., list(anchor.box_values)].astype(np.float64) for anchor in roles.anchors]
+    for column in (column for box in boxes for column in np.moveaxis(box, -1, 0)):  # views
         for border in (column.min(), column.max()):
             at_border = column == border
             if at_border.sum() >= REPEATED:
                 column[at_border] = np.nan
-    return _Samples(raw, boxes)
+    return _Samples(probe.head.cells, raw, boxes)
 
 
 def _hypotheses(width: int, input_size: tuple[int, int]) -> Iterator[_Hypothesis]:
-    """Yield what is tried, the most frequent first."""
+    """Yield the combinations of code, form and unit to try, the most frequent first."""
     codes = SIMPLE_CODES if width == 4 else ("dfl",)
     units = [np.array(input_size, np.float64), np.ones(2)]
     for code, order, unit, form in itertools.product(codes, ("xy", "yx"), units, FORMS):
@@ -191,25 +181,23 @@ def _corners(boxes: Doubles, form: str, unit: Doubles) -> Doubles:
     return np.where((corners == 0) | (corners == 1), np.nan, corners)
 
 
-def _solved(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of one code, with the sizes of anchors and the variances that fit best; None if it cannot be."""
+def _solved(settings: dict[str, Any], samples: Sequence[_Samples]) -> BoxFit | None:
+    """Return the fit of one code, with the sizes of anchors and the variances that fit best; None without a fit."""
     code = settings["code"]
     if code not in WITH_ANCHORS:
-        return _judged(settings, _plain_maps(samples, cells), samples, boxes)
+        return _judged(settings, _plain_maps(samples), samples)
     if code == "ssd":
-        return _ssd(settings, samples, boxes, cells)
+        return _ssd(settings, samples)
     maps: list[dict[str, Any]] = []
-    for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
-        sizes = [
-            _anchor_size(code, settings["order"], anchor.raw, box)
-            for anchor, box in zip(anchors, expected, strict=True)
-        ]
+    for of_map in samples:
+        anchors = zip(of_map.raw, of_map.boxes, strict=True)
+        sizes = [_anchor_size(code, settings["order"], raw, boxes) for raw, boxes in anchors]
         if any(size is None for size in sizes):
             return None
-        maps.append({"cells": list(sides), "boxes": sizes})
+        maps.append({"cells": list(of_map.cells), "boxes": sizes})
         if code == "yolov3":
-            maps[-1] |= _centre_scale(settings["order"], anchors[0].raw, expected[0], sides)
-    return _judged(settings, maps, samples, boxes)
+            maps[-1] |= _centre_scale(settings["order"], of_map.raw[0], of_map.boxes[0], of_map.cells)
+    return _judged(settings, maps, samples)
 
 
 def _centre_scale(order: str, raw: Doubles, boxes: Doubles, cells: tuple[int, int]) -> dict[str, float]:
@@ -224,45 +212,40 @@ def _centre_scale(order: str, raw: Doubles, boxes: Doubles, cells: tuple[int, in
     return {"centre_scale": scale} if scale > 0 and abs(scale - 1) > CLOSE else {}
 
 
-def _plain_maps(samples: _ByAnchor, cells: _Grids) -> list[dict[str, Any]]:
+def _plain_maps(samples: Sequence[_Samples]) -> list[dict[str, Any]]:
     """Return the maps of a code without anchors; several boxes in a cell are listed one by one."""
     maps: list[dict[str, Any]] = []
-    for anchors, sides in zip(samples, cells, strict=True):
-        if len(anchors) == 1:
-            maps.append({"cells": list(sides)})
+    for of_map in samples:
+        if len(of_map.raw) == 1:
+            maps.append({"cells": list(of_map.cells)})
             continue
-        step = [1 / side for side in sides]
-        centres = [[(at + 0.5) * length for at, length in zip(cell, step, strict=True)] for cell in np.ndindex(sides)]
-        maps.append({"anchors": [[*centre, *step] for centre in centres for _ in anchors]})
+        height, width = (1 / side for side in of_map.cells)
+        centres = [((row + 0.5) * height, (column + 0.5) * width) for row, column in np.ndindex(of_map.cells)]
+        maps.append({"anchors": [[*centre, height, width] for centre in centres for _ in of_map.raw]})
     return maps
 
 
-def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of one code whose values are linear functions of the channels; None if it cannot be."""
+def _solved_with_lines(settings: dict[str, Any], samples: Sequence[_Samples]) -> BoxFit | None:
+    """Return the fit of one code whose values are linear functions of the channels; None without a fit."""
     if settings["code"] not in NUMBERS:
         return None
     lines: list[list[ChannelLines]] = []
-    scaled: _ByAnchor = []
-    for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
-        of_map = []
-        for anchor, box in zip(anchors, expected, strict=True):
-            line = _line(anchor.raw, _code_values(settings, box, sides))
+    scaled = []
+    for of_map in samples:
+        lines.append([])
+        for raw, boxes in zip(of_map.raw, of_map.boxes, strict=True):
+            line = _line(raw, _code_values(settings, boxes, of_map.cells))
             if line is None:
                 return None
-            of_map.append(line)
-        lines.append(of_map)
-        scaled.append(
-            [
-                replace(anchor, raw=anchor.raw * line.slopes + line.starts)
-                for anchor, line in zip(anchors, of_map, strict=True)
-            ]
-        )
-    judged = _judged(settings, _plain_maps(samples, cells), scaled, boxes)
+            lines[-1].append(line)
+        pairs = zip(of_map.raw, lines[-1], strict=True)
+        scaled.append(replace(of_map, raw=[raw * line.slopes + line.starts for raw, line in pairs]))
+    judged = _judged(settings, _plain_maps(samples), scaled)
     return None if judged is None else replace(judged, lines=lines)
 
 
 def _code_values(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, int]) -> Doubles:
-    """Return the values that a code makes boxes [batch, positions, 4] of; NaN where that is unknown."""
+    """Return the values from which a code makes boxes [batch, positions, 4]; NaN for unknown values."""
     rows, columns = np.divmod(np.arange(cells[0] * cells[1]), cells[1])
     points = np.stack([rows, columns], axis=1) + settings["offset"]
     low, high = boxes[..., :2] * cells, boxes[..., 2:] * cells
@@ -273,7 +256,6 @@ def _code_values(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, 
 
 
 def _line(raw: Doubles, values: Doubles) -> ChannelLines | None:
-    """Return the line that gives values; None if there is none."""
     inputs = np.where(np.isnan(values), np.nan, raw).reshape(-1, 4)
     outputs = values.reshape(-1, 4)
     if (np.isfinite(outputs).sum(axis=0) < FEWEST_SAMPLES).any():
@@ -290,7 +272,7 @@ def _rows_first(raw: Doubles, order: str) -> Doubles:
 
 
 def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[float] | None:
-    """Return the size of an anchor from the sizes of its boxes; None if it would not be constant."""
+    """Return the size of an anchor from the sizes of its boxes; None if the size would not be constant."""
     values = _rows_first(raw, order)[..., 2:]
     factor = (2 / (1 + np.exp(-values))) ** 2 if code == "yolov5" else np.exp(values)
     sizes = ((boxes[..., 2:] - boxes[..., :2]) / factor).reshape(-1, 2)
@@ -302,12 +284,12 @@ def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[fl
     return [float(side) for side in size]
 
 
-def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
+def _ssd(settings: dict[str, Any], samples: Sequence[_Samples]) -> BoxFit | None:
     """Return the fit of anchors and variances: lines through the values of each location."""
     fits = []
-    for anchors, expected in zip(samples, boxes, strict=True):
-        for anchor, box in zip(anchors, expected, strict=True):
-            fitted = _lines(_rows_first(anchor.raw, settings["order"]), box)
+    for of_map in samples:
+        for raw, boxes in zip(of_map.raw, of_map.boxes, strict=True):
+            fitted = _lines(_rows_first(raw, settings["order"]), boxes)
             if fitted is None:
                 return None
             fits.append(fitted)
@@ -324,31 +306,29 @@ def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Gr
     farthest = float(np.nanmax(np.concatenate(centres)))
     if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
         return None
-    rows, columns = cells[0]
+    rows, columns = samples[0].cells
     if rows > 1 and _range(centres[0][:columns, 0]) > 0.5 / rows:  # y and x are exchanged: it grows in a row
         return None
-    *forms, single = _forms(fits, samples, cells)
+    *forms, single = _forms(fits, samples)
     for maps in forms:
-        judged = _judged(known, maps, samples, boxes)
+        judged = _judged(known, maps, samples)
         if judged is not None and judged.error < CLOSE:
             return judged
-    return _judged(known, single, samples, boxes)
+    return _judged(known, single, samples)
 
 
-def _forms(
-    fits: Sequence[tuple[Doubles, Doubles]], samples: _ByAnchor, cells: _Grids
-) -> tuple[list[dict[str, Any]], ...]:
+def _forms(fits: Sequence[tuple[Doubles, Doubles]], samples: Sequence[_Samples]) -> tuple[list[dict[str, Any]], ...]:
     """Return the `maps` of measured anchors, the most regular first: on grids, on lattices, and single ones."""
     regular: list[dict[str, Any]] = []
     lattice: list[dict[str, Any]] = []
     single: list[dict[str, Any]] = []
     left = iter(fits)
-    for anchors, sides in zip(samples, cells, strict=True):
-        of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
-        on_lattice = _lattice(of_map, sides)
-        regular.append({"cells": list(sides), "boxes": np.nanmedian(of_map[..., 2:], axis=0).tolist()})
+    for of_map in samples:
+        anchors = np.stack([next(left)[0] for _ in of_map.raw], axis=1)  # [positions, anchors, 4]
+        on_lattice = _lattice(anchors, of_map.cells)
+        regular.append({"cells": list(of_map.cells), "boxes": np.nanmedian(anchors[..., 2:], axis=0).tolist()})
         lattice.append({"anchors": on_lattice.reshape(-1, 4).tolist()})
-        single.append({"anchors": np.where(np.isnan(of_map), on_lattice, of_map).reshape(-1, 4).tolist()})
+        single.append({"anchors": np.where(np.isnan(anchors), on_lattice, anchors).reshape(-1, 4).tolist()})
     return regular, lattice, single
 
 
@@ -395,16 +375,11 @@ def _regression(inputs: Doubles, outputs: Doubles) -> tuple[Doubles, Doubles]:
     return slopes, mean - slopes * middle
 
 
-def _judged(
-    settings: Mapping[str, Any],
-    maps: list[dict[str, Any]],
-    samples: _ByAnchor,
-    boxes: _Boxes,
-) -> BoxFit | None:
-    """Return the fit with its largest error; None if it is far off."""
+def _judged(settings: Mapping[str, Any], maps: list[dict[str, Any]], samples: Sequence[_Samples]) -> BoxFit | None:
+    """Return the fit with its largest error; None for an error of FAR and more."""
     detector = Detector({**settings, "maps": maps})
-    raw = np.concatenate([_by_location([anchor.raw for anchor in anchors]) for anchors in samples], axis=1)
-    expected = np.concatenate([_by_location(anchors) for anchors in boxes], axis=1)
+    raw = np.concatenate([_by_location(of_map.raw) for of_map in samples], axis=1)
+    expected = np.concatenate([_by_location(of_map.boxes) for of_map in samples], axis=1)
     actual = np.asarray(detector.corners(raw), np.float64)
     size = np.fmax(np.abs(expected[..., 2:] - expected[..., :2]).max(axis=-1, keepdims=True), 1.0)
     difference = np.abs(actual - expected) / size

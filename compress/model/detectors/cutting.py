@@ -23,10 +23,7 @@ from compress.model.ir.layer_specs import CONCATENATE, spec_of
 def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | None = None) -> Network:
     """Return the network that ends at the last convolutions, with the outputs of the detector's specification.
 
-    Args:
-        network: the network that was recognized.
-        detector: what was recognized.
-        kept: the classes to keep, by number and in this order; None for all.
+    `kept` are the numbers of the classes to keep, in this order; None for all.
     """
     outputs = []
     for entry in detector.specification["tensors"]:
@@ -40,26 +37,17 @@ def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | No
 
 
 def channels_of(roles: MapRoles, part: str, kept: Sequence[int] | None = None) -> list[int]:
-    """Return the channels of a part: those of the first anchor, then of the second.
-
-    Args:
-        roles: the roles on a map.
-        part: the part of the detector's specification.
-        kept: the classes to keep, by number and in this order; None for all.
-    """
+    """Return the channels of a part of the specification, anchor by anchor; for `kept` see `cut`."""
     channels: list[int] = []
     for anchor in roles.anchors:
-        channels += _kept_scores(anchor, roles.background, kept) if part == "scores" else _of_part(anchor, part)
+        objectness = () if anchor.objectness is None else (anchor.objectness,)
+        scores = _kept_scores(anchor, roles.background, kept)
+        parts = {"boxes": anchor.boxes, "scores": scores, "objectness": objectness, "keypoints": anchor.keypoints}
+        channels += parts[part]
     return channels
 
 
-def _of_part(anchor: AnchorRoles, part: str) -> list[int]:
-    objectness = () if anchor.objectness is None else (anchor.objectness,)
-    return list({"boxes": anchor.boxes, "objectness": objectness}.get(part, anchor.keypoints))
-
-
 def _kept_scores(anchor: AnchorRoles, background: str | None, kept: Sequence[int] | None) -> list[int]:
-    """Return the channels of the kept classes, and of the background."""
     if kept is None:
         return list(anchor.scores)
     first = 1 if background == "first" else 0
@@ -127,13 +115,7 @@ def _of_convolution(
 
 
 def _with_lines(network: Network, tensor: LayerOutput, lines: NDArray[np.float32]) -> Network:
-    """Return the network with a convolution that applies a line to each of its channels.
-
-    Args:
-        network: the network.
-        tensor: the output of the convolution.
-        lines: slope and start of each channel.
-    """
+    """Return the network with a convolution that applies a line, [slope, start], to each of its channels."""
     if (lines == UNCHANGED).all():
         return network
     layer = network.layers[tensor.layer]

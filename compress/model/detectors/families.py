@@ -1,4 +1,4 @@
-"""Facts about families of detectors that a file itself does not contain.
+"""Facts that the file of a detector does not contain: the families of detectors, and the names of COCO's classes.
 
 A file that decodes its boxes says everything. One that ends at its convolutions leaves open how its values become
 boxes; `auto` then assumes what the numbers of channels suggest, and a preset names the family.
@@ -62,7 +62,6 @@ def _squares(*pairs: tuple[int, int]) -> Sizes:
 
 
 def _sides(*sides: int) -> Sizes:
-    """Return the sizes of square anchors."""
     return tuple((float(side), float(side)) for side in sides)
 
 
@@ -109,11 +108,7 @@ keypoints."""
 
 
 def refuse_unknown(family: str) -> None:
-    """Refuse a name that is not that of a family.
-
-    Raises:
-        ModelError: the family is unknown.
-    """
+    """Raise a ModelError for a name that is not the name of a family."""
     if family not in PRESETS:
         raise ModelError(f"{family!r} is not a family of detectors", allowed=", ".join(PRESETS))
 
@@ -133,3 +128,16 @@ def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"{unknown[0]!r} cannot be set together with a family; allowed: {', '.join(OWN_KEYS)}")
     checked({"maps": [{"cells": [1, 1]}], "code": "yolox", **changes})
     return family, changes
+
+
+_COCO = """
+person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
+parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella,
+handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard,
+surfboard, tennis racket, bottle, wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange,
+broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv,
+laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase,
+scissors, teddy bear, hair drier, toothbrush
+"""
+COCO_CLASSES: tuple[str, ...] = tuple(" ".join(name.split()) for name in _COCO.split(","))
+"""The 80 classes of COCO, in the order of the models. Source: cocodataset.org, "explore"."""

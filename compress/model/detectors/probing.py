@@ -91,7 +91,6 @@ class Tail:
 
     Attributes:
         maps: its grids, the finest first.
-        shapes: the shapes of the outputs, without the batch.
         model: a Keras model from the tensors of all maps to the outputs.
     """
 
@@ -100,11 +99,7 @@ class Tail:
     model: Any
 
     def __call__(self, raw: Sequence[Floats]) -> Floats:
-        """Return all output values of a batch, flattened and joined: [n, values].
-
-        Args:
-            raw: for each map [n, positions, channels].
-        """
+        """Return all output values [n, values] of the values [n, positions, channels] of each map."""
         inputs = []
         for head, values in zip(self.maps, raw, strict=True):
             parts = np.split(values, np.cumsum(head.widths)[:-1], axis=2)
@@ -117,8 +112,7 @@ class Tail:
 def tail_of(network: Network) -> Tail | None:
     """Return the tail of a network; None if its outputs do not come from convolutions on grids alone.
 
-    Args:
-        network: in single steps (`compress.model.ir.passes.fold.unfolded`), with fixed shapes.
+    The network is in single steps (`compress.model.ir.passes.fold.unfolded`), with fixed shapes.
     """
     tensors = head_tensors(network)
     shapes = [network.shapes[tensor] for tensor in tensors]
@@ -184,12 +178,7 @@ def _from_tensors(network: Network, tensors: Sequence[LayerOutput]) -> Network:
 
 
 def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
-    """Return what each map gives; None if a value depends on several locations.
-
-    Args:
-        tail: the tail.
-        random: the source of the random values.
-    """
+    """Return the output values of each map; None if a value depends on several locations."""
     if _neighbours_share_values(tail, _random_values(tail, 1.0, random)):
         return None
     locations = _locations(tail, random)
@@ -307,7 +296,7 @@ def _are_even(locations: NDArray[np.int64], sizes: Sequence[int]) -> bool:
 def _dependence(
     tail: Tail, spread: float, index: int, elements: NDArray[np.int64], random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Return which channels of a location each of its values depends on, at any of some positions."""
+    """Return the channels of a location on which each of its values depends, at any of some positions."""
     base = _random_values(tail, spread, random)
     head = tail.maps[index]
     positions = np.unique(np.linspace(0, head.positions - 1, PLACES).astype(np.int64))
@@ -323,7 +312,7 @@ def _dependence(
 
 
 def _changes(answers: Floats) -> NDArray[np.bool_]:
-    """Return which values of rows 1, 2, ... differ from those of row 0."""
+    """Return the values of rows 1, 2 and so on that differ from the values of row 0."""
     return np.asarray(np.abs(answers[1:] - answers[0]) > CHANGED * (np.abs(answers[0]) + 1e-3))
 
 

@@ -24,25 +24,30 @@ LEAST_STRIDE = 3
 """Rows of the image for each row of cells. Finer maps belong to masks and images, and probing them takes long."""
 
 
-@dataclass(frozen=True)
-class RecognizedDetector:
-    """A detector whose head is understood.
+@dataclass(frozen=True, kw_only=True)
+class DescribedDetector:
+    """The decoding of a detector whose head is understood.
 
     Attributes:
-        maps: the roles of the channels of each map, the finest first.
         specification: how boxes and scores are decoded (`deploy.contract.detection`), for a model that ends at its last
             convolutions, with one output for each part of each map.
         classes: the number of classes.
-        box_error: the largest difference between the boxes of the model and those of the decoding, as a fraction of
-            the image or the box; None if the model does not decode its boxes.
+        box_error: the largest difference between the boxes of the file and those of the decoding, as a fraction of the
+            image or the box; None if the file does not decode its boxes.
         notes: what was assumed or left out, as sentences.
     """
 
-    maps: tuple[MapRoles, ...]
     specification: Mapping[str, Any]
     classes: int
     box_error: float | None
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecognizedDetector(DescribedDetector):
+    """A detector with the roles of the channels of each map, the finest map first."""
+
+    maps: tuple[MapRoles, ...]
 
 
 def recognize(network: Network, family: str = "auto", *, rounded: bool = False) -> RecognizedDetector | None:
@@ -59,7 +64,7 @@ def recognize(network: Network, family: str = "auto", *, rounded: bool = False) 
     if len(sources) != 1 or len(size) != 2 or None in size:
         return None
     tail = tail_of(network)
-    if tail is None or not _has_cells_of_a_detector(tail, int(size[0] or 0)):
+    if tail is None or not _is_as_coarse_as_a_detector(tail, int(size[0] or 0)):
         return None
     map_probes = probes(tail, np.random.default_rng(SEED))
     if map_probes is None:
@@ -74,8 +79,8 @@ def recognize(network: Network, family: str = "auto", *, rounded: bool = False) 
     return _described(maps, preset, (height, width), left_out, close)
 
 
-def _has_cells_of_a_detector(tail: Tail, rows: int) -> bool:
-    """Return whether the maps are as coarse as those of a detector for an image with these rows."""
+def _is_as_coarse_as_a_detector(tail: Tail, rows: int) -> bool:
+    """Return whether the maps are as coarse as the maps of a detector for an image with these rows."""
     finest = max(head.cells[0] for head in tail.maps)
     return finest * LEAST_STRIDE <= rows and sum(head.positions for head in tail.maps) <= MOST_CELLS
 
@@ -116,7 +121,9 @@ def _described(
     specification = {"maps": grids, **settings, "tensors": _tensors(maps)}
     classes = len(first.scores) - (settings.get("background") is not None)
     Detector(specification)
-    return RecognizedDetector(tuple(maps), specification, classes, error, tuple(notes))
+    return RecognizedDetector(
+        maps=tuple(maps), specification=specification, classes=classes, box_error=error, notes=tuple(notes)
+    )
 
 
 def _with_lines(maps: Sequence[MapRoles], fitted: box_fit.BoxFit) -> list[MapRoles]:

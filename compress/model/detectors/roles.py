@@ -41,6 +41,8 @@ class ValueKind(Enum):
 
 SCORES = frozenset(ValueKind) - {ValueKind.SAME, ValueKind.OTHER}
 """The kinds that only scores have, and the visibility of keypoints."""
+_Function = tuple[ValueKind, tuple[int, ...], tuple[float, float]]
+"""The kind, the channels and the line of a `Value`."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,8 @@ class Value:
     """One output value of a location.
 
     Attributes:
-        index: its number among the values of a location.
-        output: the number of the output tensor.
         anchor: the number of the anchor, if the layout of the output says it, else 0.
         column: the position in the output.
-        kind: the function.
         channels: the channels that it depends on; for a score, the one of its class first.
         line: of a sigmoid, slope and start of the line that is applied to its channel before.
     """
@@ -97,7 +96,6 @@ class MapRoles:
     """The roles on one map.
 
     Attributes:
-        probe: the map.
         anchors: the roles for each anchor.
         softmax: whether the scores are a softmax over the channels, instead of sigmoids.
         background: the position of the background among the channels of scores: "first", "last" or None.
@@ -139,7 +137,7 @@ def values_of(tail: Tail, probe: MapProbe) -> list[Value]:
 
 
 def _in_rows(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the shapes of outputs, where one that is flat has as many rows as the output of boxes."""
+    """Return the shapes of outputs; a flat output gets as many rows as the output of boxes."""
     rows = [shape[0] for shape in shapes if len(shape) == 2 and shape[1] == 4]
     if len(rows) != 1:
         return list(shapes)
@@ -149,12 +147,7 @@ def _in_rows(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _layout(flat: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the anchor and the column of the values of a location in one output.
-
-    Args:
-        flat: [positions, values], flat indices.
-        shape: the shape of the output.
-    """
+    """Return anchor and column of the values of a location in one output, from flat indices [positions, values]."""
     here = np.stack(np.unravel_index(flat[0], shape))
     there = np.stack(np.unravel_index(flat[-1], shape))
     varying = [axis for axis in range(len(shape)) if len(set(here[axis])) > 1]
@@ -167,10 +160,10 @@ def _layout(flat: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray[np
     return anchors, here[rest[0]] if rest else zeros
 
 
-def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
-    """Return the kind, the channels and the line of each value of a location."""
+def _kinds(probe: MapProbe) -> list[_Function]:
+    """Return the function that each value of a location is."""
     likely = 1 / (1 + np.exp(-probe.raw))
-    kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]] = []
+    kinds: list[_Function] = []
     for index in range(probe.elements.shape[1]):
         channels = np.flatnonzero(probe.depends[index])
         answers = probe.answers[..., index]
@@ -208,10 +201,8 @@ def _of_one(raw: Floats, answers: Floats) -> tuple[ValueKind, tuple[float, float
     return ValueKind.SIGMOID, (float(slope), float(start))
 
 
-def _weighted_softmaxes(
-    probe: MapProbe, kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]
-) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
-    """Return values with those marked that are a softmax times a sigmoid: together they are this sigmoid."""
+def _weighted_softmaxes(probe: MapProbe, kinds: list[_Function]) -> list[_Function]:
+    """Return the functions with products of a softmax and a sigmoid marked: the sum of the products is this sigmoid."""
     likely = 1 / (1 + np.exp(-probe.raw))
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, (kind, channels, _) in enumerate(kinds):
@@ -243,10 +234,8 @@ def _softmax_index(raw: Floats, answers: Floats) -> int | None:
     return index if differences[index] < EXACT else None
 
 
-def _with_class_first(
-    kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]],
-) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
-    """Return products with the channel of the class first: the one that fewer values depend on."""
+def _with_class_first(kinds: list[_Function]) -> list[_Function]:
+    """Return products with the channel of the class first: fewer values depend on it than on the other channel."""
     products = [channels for kind, channels, _ in kinds if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
     uses = {channel: sum(channel in factors for factors in products) for product in products for channel in product}
     return [
@@ -262,13 +251,7 @@ def _equal(answers: Floats, expected: NDArray[np.floating[Any]]) -> bool:
 
 
 def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
-    """Return the roles on a map; None if it has no boxes and scores.
-
-    Args:
-        tail: the tail.
-        probe: the map.
-        preset: what is known of the detector.
-    """
+    """Return the roles on a map; None for a map without boxes and scores."""
     values = values_of(tail, probe)
     anchors = max(value.anchor for value in values) + 1
     if anchors == 1 and preset.anchors_per_cell > 1:
@@ -283,7 +266,13 @@ def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
         return None
     kinds = {value.kind for value in values}
     softmax = bool(kinds & {ValueKind.SOFTMAX, ValueKind.WEIGHTED_SOFTMAX})
-    used = sum(_used(roles) for roles in known)
+    used = sum(
+        (len(roles.box_values) or len(roles.boxes))
+        + len(roles.scores)
+        + (roles.objectness is not None)
+        + len(roles.keypoints)
+        for roles in known
+    )
     all_scores = [_softmax_channels(group) for group in groups]
     missing = ValueKind.SOFTMAX in kinds and len(known[0].scores) < len(all_scores[0])
     if missing:
@@ -316,11 +305,6 @@ def _removed_column(values: Sequence[Value]) -> str:
     return "first" if channels[0] not in kept else "last"
 
 
-def _used(roles: AnchorRoles) -> int:
-    boxes = len(roles.box_values) or len(roles.boxes)
-    return boxes + len(roles.scores) + (roles.objectness is not None) + len(roles.keypoints)
-
-
 def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:
     """Return values whose output has the anchors one after the other in one axis."""
     widths = {
@@ -337,30 +321,25 @@ def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:
 
 
 def _raw_scores(probe: MapProbe, values: list[Value], preset: Preset) -> list[Value]:
-    """Return values with those marked as sigmoids that must be scores, in a file that ends at its convolutions."""
+    """Return values with the scores marked as sigmoids, for a file that ends at its convolutions."""
     ordered = sorted(values, key=lambda value: (value.anchor, value.output, value.column))
     if preset.size_first:
-        heatmap = ordered[0].output
-        return [replace(value, kind=ValueKind.SIGMOID) if value.output == heatmap else value for value in ordered]
-    if preset.box_columns is not None:
-        marked = []
+        boxes = {value.index for value in ordered if value.output != ordered[0].output}
+    elif preset.box_columns is not None:
+        boxes = set()
         for anchor in {value.anchor for value in values}:
-            columns = [value for value in ordered if value.anchor == anchor]
+            columns = [value.index for value in ordered if value.anchor == anchor]
             start = preset.box_columns[0] % len(columns)
-            boxes = range(start, start + preset.box_columns[1])
-            marked += [
-                value if at in boxes else replace(value, kind=ValueKind.SIGMOID) for at, value in enumerate(columns)
-            ]
-        return marked
-    box_tensor = _box_tensor(probe.head.widths)
-    if box_tensor is None:
-        return values
-    return [
-        value if _tensor_of(probe, value) in box_tensor else replace(value, kind=ValueKind.SIGMOID) for value in ordered
-    ]
+            boxes.update(columns[start : start + preset.box_columns[1]])
+    else:
+        tensors = _box_tensors(probe.head.widths)
+        if tensors is None:
+            return values
+        boxes = {value.index for value in ordered if _tensor_of(probe, value) in tensors}
+    return [value if value.index in boxes else replace(value, kind=ValueKind.SIGMOID) for value in ordered]
 
 
-def _box_tensor(widths: Sequence[int]) -> list[int] | None:
+def _box_tensors(widths: Sequence[int]) -> list[int] | None:
     """Return the tensors of a map that hold boxes, and keypoints: of width 4, or else of several bins for each side."""
     if len(widths) < 2:
         return None
@@ -393,7 +372,8 @@ def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> Anch
         wide = [value for value in others if len(value.channels) > 1]
         boxes = (wide or others)[:4]
         keypoints = [value for value in others if value not in boxes]
-        roles = AnchorRoles(_channels(boxes), tuple(value.index for value in boxes), ())
+        channels = {channel for value in boxes for channel in value.channels}
+        roles = AnchorRoles(tuple(sorted(channels)), tuple(value.index for value in boxes), ())
     elif preset.size_first:
         boxes, keypoints = same[:4], same[4:]
         roles = AnchorRoles(tuple(value.channels[0] for value in (*boxes[2:], *boxes[:2])), (), ())
@@ -411,10 +391,6 @@ def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> Anch
     return _with_scores(probe, roles, scores, preset)
 
 
-def _channels(values: Sequence[Value]) -> tuple[int, ...]:
-    return tuple(sorted({channel for value in values for channel in value.channels}))
-
-
 def _raw_boxes(same: list[Value]) -> tuple[list[Value], list[Value]]:
     """Return the box and the keypoints among values that come out unchanged."""
     by_output = [[value for value in same if value.output == output] for output in sorted({v.output for v in same})]
@@ -430,7 +406,6 @@ def _raw_boxes(same: list[Value]) -> tuple[list[Value], list[Value]]:
 
 
 def _with_scores(probe: MapProbe, roles: AnchorRoles, scores: list[Value], preset: Preset) -> AnchorRoles | None:
-    """Return the roles with scores and objectness."""
     if not scores:
         return None
     if scores[0].kind in (ValueKind.PRODUCT, ValueKind.ROOT, ValueKind.WEIGHTED_SOFTMAX):

@@ -53,7 +53,6 @@ class ChannelTrace:
     """Layouts, couplings and pins of a network while its calls are followed.
 
     Attributes:
-        network: the network.
         layouts: the layouts of the tensors that were followed so far.
     """
 
@@ -172,7 +171,7 @@ def output_layout(layer: Layer, call: int, inputs: list[Layout], trace: ChannelT
 
 
 def _has_elementwise_activation(layer: Layer) -> bool:
-    """Whether the activation in a layer's settings treats each channel separately; also true without one."""
+    """Whether the activation in a layer's settings, if there is one, treats each channel separately."""
     activation = layer.config.get("activation") or "linear"
     return isinstance(activation, str) and canonical_name(activation) in ELEMENTWISE
 
@@ -234,7 +233,7 @@ def _combined(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace
 
 
 def _concatenated(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout:
-    """Return the joined layouts; along another axis than the last one the channels are coupled one by one."""
+    """Return the joined layouts; a concatenation along another axis than the last one couples the channels."""
     rank = len(trace.network.shapes[layer.inputs(call)[0]])
     if layer.config.get("axis", -1) in (-1, rank):
         return np.concatenate(inputs)
@@ -252,7 +251,7 @@ def _has_array(arguments: Any) -> bool:
 
 
 def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> Layout | None:
-    """Return the layout after a reshape, if all rows along the new last axis have the same."""
+    """Return the layout after a reshape, if all rows along the new last axis have the same layout."""
     before = trace.network.shapes[layer.inputs(call)[0]]
     after = trace.network.shapes[LayerOutput(layer.name, call)]
     if None in before or None in after or not before or not after:  # a sample may be a single value
@@ -261,13 +260,9 @@ def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> L
     first: Layout = rows[0]
     if not (rows == first).all():
         return None
-    if call and _has_target_shape(layer):  # one setting for all calls
+    if call and "target_shape" in layer.config:  # one setting for all calls
         trace.couple(trace.layouts[LayerOutput(layer.name, 0)], first)
     return first
-
-
-def _has_target_shape(layer: Layer) -> bool:
-    return "target_shape" in layer.config
 
 
 def remove(network: Network, channels: ChannelGroups, kept: Mask) -> Network:
@@ -290,7 +285,6 @@ def remove(network: Network, channels: ChannelGroups, kept: Mask) -> Network:
 
 
 def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> Layer:
-    """Return a layer with fewer input and output channels."""
     if inputs.all() and outputs.all():  # also layers that are not supported, whose channels may be along another axis
         return layer
     spec = spec_of(layer)
@@ -298,7 +292,7 @@ def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> La
         return _with_narrower_kernels(layer, inputs, outputs)
     if spec.channels == "preserves" and spec.weights_by_channel:
         return replace(layer, weights=tuple(_along_channels(weight, outputs) for weight in layer.weights))
-    if _has_target_shape(layer):
+    if "target_shape" in layer.config:
         shape = network.shapes[LayerOutput(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(outputs.sum())])
     return layer

@@ -25,7 +25,6 @@ class LayerOutput:
     """A tensor, identified by the layer call that computes it.
 
     Attributes:
-        layer: the name of the layer.
         call: the number of the call; a shared layer has several.
         output: the number of the output, for layers with several.
     """
@@ -80,7 +79,6 @@ class Network:
     """A functional model without nested models.
 
     Attributes:
-        name: the model's name.
         layers: the layers by name, in any order; `in_order` returns the order of computation.
         inputs: the model's inputs: a `LayerOutput`, or a list or map of them.
         outputs: the model's outputs, in the same form.
@@ -308,7 +306,7 @@ def _sorted(structure: Any) -> Any:
 def inlined(outer: Network, name: str, inner: Network) -> Network:
     """Return `outer` with the layer `name`, a nested model, replaced by the layers of `inner` at each call."""
     nested = outer.layers[name]
-    names = {inside: _unique(f"{name}_{inside}", outer.layers) for inside in inner.layers}
+    names = {inside: outer.free_name(f"{name}_{inside}") for inside in inner.layers}
     entrances = list(tensors_in(inner.inputs))
     counts = {inside: max(len(layer.calls), 1) for inside, layer in inner.layers.items()}
     added: dict[str, Layer] = {}
@@ -333,12 +331,6 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
         for output, tensor in enumerate(tensors_in(inner.outputs)):
             moved[LayerOutput(name, call, output)] = outer_tensors[tensor]
     return replace(outer, shapes=shapes).edited({**added, name: None}, moved)
-
-
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def build(network: Network) -> Any:
@@ -379,8 +371,7 @@ def with_input_size(network: Network, shape: Sequence[int]) -> Network:
     if len(inputs) != 1:
         raise ModelError(f"the model has {len(inputs)} inputs", allowed="one input")
     entrance = network.layers[inputs[0].layer]
-    config = {**entrance.config, "batch_shape": [None, *shape]}
-    fixed = replace(entrance, entry={**entrance.entry, "config": config})
+    fixed = entrance.configured(batch_shape=[None, *shape])
     return replace(network, layers={**network.layers, entrance.name: fixed})
 
 

@@ -26,12 +26,7 @@ def lowered(model: Any, policy: str, *, copy: bool = False) -> Any:
     """Return a copy of a model that computes in another precision, with the same weights; for float32 the model itself.
 
     Layers that make the model's outputs stay in 32 bits, and so do those before an embedding: it reads indices, and
-    16 bits cannot hold all of them.
-
-    Args:
-        model: a functional or sequential Keras model.
-        policy: Keras' name of a precision.
-        copy: whether float32 is a copy too.
+    16 bits cannot hold all of them. `policy` is Keras' name of a precision; `copy` says that float32 is a copy too.
     """
     if policy == "float32":
         return _copy(model, lambda layer, config: config) if copy else model
@@ -51,7 +46,6 @@ class _Origin:
 
     Attributes:
         operation: the layer or operation; None for an input or output of a nested model, which is another tensor.
-        tensors: the tensors that it reads.
     """
 
     operation: Any
@@ -97,13 +91,7 @@ def _origins(model: Any) -> dict[int, _Origin]:
 
 
 def _operations(origins: Mapping[int, _Origin], tensors: Iterable[Any], *, all_before: bool) -> set[int]:
-    """Return the ids of the layers and operations that compute tensors.
-
-    Args:
-        origins: how each tensor is computed.
-        tensors: the tensors.
-        all_before: whether to include the layers and operations that these depend on.
-    """
+    """Return the ids of the layers and operations that compute tensors, with `all_before` also of all before them."""
     operations, seen, waiting = set(), set(), list(tensors)
     while waiting:
         tensor = waiting.pop()
@@ -151,9 +139,7 @@ def single(model: Any) -> Any:
 def _in_single(value: Any, policy: bool = False) -> Any:
     """Return a configuration with every 16-bit or mixed policy, at any depth, replaced by float32.
 
-    Args:
-        value: the configuration, or a part of it.
-        policy: whether `value` is the configuration of a policy, whose `name` is its type; other names stay.
+    With `policy`, `value` is the configuration of a policy, whose `name` is its type and changes too. Other names stay.
     """
     if isinstance(value, str):
         return "float32" if NARROW.fullmatch(value) else value
@@ -168,12 +154,9 @@ def _in_single(value: Any, policy: bool = False) -> Any:
 def _copy(
     model: Any, changed: Callable[[Any, dict[str, Any]], dict[str, Any]], inputs_in_float32: Collection[str] = ()
 ) -> Any:
-    """Return a copy of a model with changed configurations of its layers and operations, and the same weights.
+    """Return a copy of a model with the same weights, whose layers and operations have changed configurations.
 
-    Args:
-        model: a functional or sequential Keras model.
-        changed: (layer, configuration) -> configuration in the copy.
-        inputs_in_float32: input types that become float32.
+    Inputs of a type in `inputs_in_float32` become float32.
     """
     library = keras()
 

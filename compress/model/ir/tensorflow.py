@@ -90,7 +90,6 @@ def set_weights(model: Any, weights: list[Any]) -> None:
 
 @functools.cache  # AutoGraph does not convert cached functions: without it, `keras()` in a loss would warn
 def _set_environment() -> None:
-    """Set the environment variables that TensorFlow and Keras read when they are imported."""
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

@@ -26,13 +26,7 @@ Feed = Sequence[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between the outputs of two graphs, in steps.
-
-    Attributes:
-        largest: the largest difference.
-        mean: the mean over all values.
-        feeds: the number of runs.
-    """
+    """The largest and the mean difference between the outputs of two graphs in a number of runs, in steps."""
 
     largest: float
     mean: float
@@ -43,7 +37,6 @@ class Runner:
     """A graph in the TFLite interpreter, with the default kernels and without a delegate.
 
     Args:
-        graph: the graph.
         keep: whether intermediate tensors can be read.
 
     Raises:
@@ -63,7 +56,7 @@ class Runner:
         """Return the outputs for one feed, or the requested tensors.
 
         Raises:
-            ModelError: the runtime cannot run it.
+            ModelError: the runtime cannot run the graph.
         """
         inputs = dict(zip(self.graph.inputs, feed, strict=True))
         try:
@@ -72,7 +65,7 @@ class Runner:
             raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
 
     def tensor(self, index: int) -> NDArray[Any] | None:
-        """Return a tensor after a run; None if it has no readable value.
+        """Return a tensor after a run; None for a tensor without a readable value.
 
         Raises:
             ModelError: the runtime has ended.
@@ -83,7 +76,7 @@ class Runner:
             raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Return the shape of a tensor after a run; that of the file if it has no readable value."""
+        """Return the shape of a tensor after a run; the shape in the file for a tensor without a readable value."""
         value = self.tensor(index)
         return self.graph.tensors[index].shape if value is None else value.shape
 
@@ -130,7 +123,7 @@ def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
     """Run two graphs with the same inputs and outputs on every feed, and return the difference.
 
     Raises:
-        ModelError: the interpreter rejects one of them.
+        ModelError: the interpreter rejects one of the graphs.
     """
     first = Runner(before)
     second = Runner(after)
@@ -196,7 +189,7 @@ def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[An
     """Return random inputs, uniform over the range of their types; floats from 0 to 1.
 
     Raises:
-        ModelError: there are too many values.
+        ModelError: the inputs have too many values.
     """
     check_runnable(graph)
     feed = []

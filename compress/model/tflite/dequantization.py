@@ -52,14 +52,7 @@ NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
 
 @dataclass(frozen=True)
 class InputRange:
-    """The real values of a quantized input.
-
-    Attributes:
-        name: the name of the tensor.
-        low: the lowest value.
-        high: the highest value.
-        step: the difference between adjacent values.
-    """
+    """The lowest and the highest real value of a quantized input, and the difference between adjacent values."""
 
     name: str
     low: float
@@ -72,7 +65,6 @@ class Dequantized:
     """A quantized graph in float.
 
     Attributes:
-        original: the quantized graph.
         graph: the float graph. Its tensors have the indices of the original; inputs and outputs have the same order.
         ranges: the real values of each quantized input.
         activations: the number of operators whose range is now an activation.
@@ -86,13 +78,7 @@ class Dequantized:
 
 @dataclass(frozen=True)
 class OperatorDifference:
-    """The difference between an operator in integers and in float, in steps of its output.
-
-    Attributes:
-        operator: the operator of the quantized graph.
-        largest: the largest difference.
-        mean: the mean of all differences.
-    """
+    """The difference between an operator of the quantized graph and its float form, in steps of the output."""
 
     operator: Operator
     largest: float
@@ -160,12 +146,11 @@ def dequantize(graph: Graph) -> Dequantized:
             moved[operator.outputs[0]] = inputs[0]
             continue
         if _is_conversion(operator, graph):
+            edit.remove(operator)
             if _cuts_negative_values(operator, graph):
-                edit.remove(operator)
                 edit.add("RELU", inputs, operator.outputs, version=1)
                 activations += 1
             else:
-                edit.remove(operator)
                 moved[operator.outputs[0]] = inputs[0]
             continue
         activation = _activation_of_range(operator, graph)
@@ -175,20 +160,15 @@ def dequantize(graph: Graph) -> Dequantized:
         elif inputs != list(operator.inputs):
             edit.change(operator, inputs=inputs)
     edit.outputs = [moved.get(index, index) for index in graph.outputs]
-    ranges = tuple(_input_range(graph.tensors[index]) for index in graph.inputs if is_quantized(graph.tensors[index]))
+    inputs_with_range = [graph.tensors[index] for index in graph.inputs if is_quantized(graph.tensors[index])]
+    ranges = tuple(
+        InputRange(tensor.name, *value_range(tensor), _scale_and_zero(tensor)[0]) for tensor in inputs_with_range
+    )
     return Dequantized(graph, edit.graph(), ranges, activations)
 
 
-def _input_range(tensor: Tensor) -> InputRange:
-    return InputRange(tensor.name, *value_range(tensor), _scale_and_zero(tensor)[0])
-
-
 def _scale_and_zero(tensor: Tensor) -> tuple[float, int]:
-    """Return the scale and the zero point of a tensor with one scale.
-
-    Raises:
-        ModelError: it has several, or an invalid one.
-    """
+    """Return the scale and the zero point of a quantized tensor; several or invalid scales raise a ModelError."""
     quantization = tensor.quantization
     assert quantization is not None  # the caller has checked that the tensor is quantized
     scales, zeros = quantization.scale, quantization.zero_point or (0,)
@@ -198,7 +178,6 @@ def _scale_and_zero(tensor: Tensor) -> tuple[float, int]:
 
 
 def _constants(graph: Graph) -> dict[int, NDArray[np.float32]]:
-    """Return the real values of all quantized constants, by index."""
     values = {
         tensor.index: real_values(tensor) for tensor in graph.tensors if tensor.is_constant and is_quantized(tensor)
     }
@@ -221,7 +200,7 @@ def _bias(operator: Operator, index: int, graph: Graph) -> Tensor | None:
 
 
 def _real_bias(operator: Operator, bias: Tensor, graph: Graph) -> NDArray[np.float32]:
-    """Return the real values of a bias: its scale is that of the input times that of the weights."""
+    """Return the real values of a bias: the scale of a bias is the product of the scales of input and weights."""
     input_index, weights_index, _ = WITH_BIAS[operator.name]
     weights = graph.tensors[operator.inputs[weights_index]]
     if not is_quantized(weights):
@@ -239,7 +218,7 @@ def real_values(tensor: Tensor) -> NDArray[np.float32]:
     """Return the real values of a quantized constant.
 
     Raises:
-        ModelError: its scales do not fit its shape, or a value is not finite.
+        ModelError: the scales do not fit the shape, or a value is not finite.
     """
     quantization = tensor.quantization
     assert quantization is not None
@@ -277,7 +256,7 @@ def _cuts_negative_values(operator: Operator, graph: Graph) -> bool:
 
 
 def _casts_of_inputs(graph: Graph) -> dict[int, int]:
-    """Return the operators that only make an integer input of the graph float, and that input."""
+    """Return the operators that only cast an integer input of the graph to float, with the index of the input."""
     readers: dict[int, list[Operator]] = {index: [] for index in graph.inputs}
     for operator in graph.operators:
         for index in operator.inputs:
@@ -292,7 +271,7 @@ def _casts_of_inputs(graph: Graph) -> dict[int, int]:
 
 
 def _activation_of_range(operator: Operator, graph: Graph) -> int | None:
-    """Return the activation that the range of an operator's output stands for, if it has no other one."""
+    """Return the activation that the range of an output stands for; None for an operator with an activation."""
     if operator.name not in SATURATING or operator.option("fusedActivationFunction", NO_ACTIVATION) != NO_ACTIVATION:
         return None
     result = graph.tensors[operator.outputs[0]]
@@ -308,11 +287,7 @@ def operator_differences(dequantized: Dequantized, feeds: Sequence[Feed]) -> lis
     """Compare each operator in integers with its float form, both from the same inputs.
 
     The quantized graph runs with its own runtime. The float operators read the real values of its tensors, so that no
-    difference adds up over several operators.
-
-    Args:
-        dequantized: both graphs.
-        feeds: inputs of the quantized graph, in its own types.
+    difference adds up over several operators. `feeds` are inputs of the quantized graph, in its own types.
 
     Raises:
         ModelError: the interpreter rejects one of the graphs.

@@ -40,7 +40,6 @@ class PostProcess:
     """The operator of a model.
 
     Attributes:
-        operator: the operator.
         boxes: the tensor of raw boxes, [1, n, 4].
         scores: the tensor of probabilities, [1, n, classes], perhaps with a background before them.
         anchors: [n, 4]: y, x, height, width, as fractions of the image.
@@ -76,12 +75,7 @@ class PostProcess:
     @property
     def thresholds(self) -> dict[str, Any]:
         """The thresholds, as keys of a detector's specification."""
-        return {
-            "least_score": self.least_score,
-            "overlap": self.overlap,
-            "most": self.most,
-            "class_agnostic": self.class_agnostic,
-        }
+        return {name: getattr(self, name) for name in ("least_score", "overlap", "most", "class_agnostic")}
 
     @property
     def specification(self) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     """Return the operator at the end of a model; None without one.
 
     Raises:
-        ModelError: its options, its inputs or its anchors are invalid.
+        ModelError: the options, the inputs or the anchors of the operator are invalid.
     """
     operators = graph.custom_operators(NAME)
     if len(operators) != 1 or not set(graph.outputs) <= set(operators[0].outputs):
@@ -147,7 +141,7 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
     """Return the numeric options of the operator, which are a FlexBuffer map.
 
     Raises:
-        ModelError: they cannot be read, or the number of classes is invalid.
+        ModelError: the options cannot be read, or the number of classes is invalid.
     """
     from flatbuffers import flexbuffers
 
@@ -207,22 +201,15 @@ def decoded(graph: Graph, postprocess: PostProcess) -> Graph:
         return step("SLICE", [tensor, begin, size], (1, count, columns), "SliceOptions")
 
     anchors = postprocess.anchors[np.newaxis]
-    moved = step(
-        "MUL",
-        [part(postprocess.boxes.index, 0, 2), constant(anchors[..., 2:] / postprocess.scales[:2])],
-        (1, count, 2),
-        "MulOptions",
-    )
-    centre = step("ADD", [moved, constant(anchors[..., :2])], (1, count, 2), "AddOptions")
-    scaled = step(
-        "MUL",
-        [part(postprocess.boxes.index, 2, 2), constant(1 / np.array(postprocess.scales[2:]))],
-        (1, count, 2),
-        "MulOptions",
-    )
-    grown = step("EXP", [scaled], (1, count, 2), "ExpOptions")
-    half = step("MUL", [grown, constant(anchors[..., 2:] / 2)], (1, count, 2), "MulOptions")
-    corners = [step(name, [centre, half], (1, count, 2), f"{name.title()}Options") for name in ("SUB", "ADD")]
+    pair = (1, count, 2)
+    position = part(postprocess.boxes.index, 0, 2)
+    moved = step("MUL", [position, constant(anchors[..., 2:] / postprocess.scales[:2])], pair, "MulOptions")
+    centre = step("ADD", [moved, constant(anchors[..., :2])], pair, "AddOptions")
+    size = part(postprocess.boxes.index, 2, 2)
+    scaled = step("MUL", [size, constant(1 / np.array(postprocess.scales[2:]))], pair, "MulOptions")
+    grown = step("EXP", [scaled], pair, "ExpOptions")
+    half = step("MUL", [grown, constant(anchors[..., 2:] / 2)], pair, "MulOptions")
+    corners = [step(name, [centre, half], pair, f"{name.title()}Options") for name in ("SUB", "ADD")]
     boxes = step("CONCATENATION", corners, (1, count, 4), "ConcatenationOptions", axis=2)
     scores = postprocess.scores.index
     maker = graph.producer.get(scores)
@@ -247,17 +234,7 @@ def append(
 ) -> tuple[int, ...]:
     """Append the operator, and return its outputs: boxes, classes, scores, count.
 
-    Args:
-        edit: the edit of a model.
-        boxes: the tensor of raw boxes, float32 [1, n, 4].
-        scores: the tensor of probabilities, float32 [1, n, classes].
-        anchors: [n, 4], as fractions of the image.
-        classes: the number of classes, without a background.
-        scales: divisors of y, x, height and width; the reciprocals of SSD's variances.
-        most: the number of objects that are returned.
-        least_score: the score below which boxes are ignored.
-        overlap: the intersection over union above which the box with the lower score is removed.
-        class_agnostic: boxes of different classes suppress each other.
+    The arguments mean the same as the attributes of `PostProcess`; `boxes` and `scores` are float32.
     """
     from flatbuffers import flexbuffers
 

@@ -87,7 +87,7 @@ class _Dilation:
 
 
 def _dilation(to_batch: Operator, from_batch: Operator, graph: Graph) -> _Dilation | None:
-    """Return the dilation if all its parameters are constant, and no axis is cropped."""
+    """Return the dilation; None if a parameter is not constant, or an axis is cropped."""
     _, block, pads = graph.input_tensors(to_batch)
     crops = graph.tensors[from_batch.inputs[2]]
     if not (block.is_constant and pads.is_constant and crops.is_constant):
@@ -97,7 +97,7 @@ def _dilation(to_batch: Operator, from_batch: Operator, graph: Graph) -> _Dilati
 
 
 def _chain(first: Operator, names: Sequence[Collection[str]], graph: Graph) -> list[Operator]:
-    """Return an operator and those after it, each the only consumer of the one before; empty if a name differs."""
+    """Return an operator and the only consumers that follow it, with these names; empty if a name differs."""
     chain = [first]
     for allowed in names:
         consumer = only_consumer(graph, chain[-1])

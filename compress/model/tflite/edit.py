@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from compress.model.tflite import graph as graphs
 from compress.model.tflite import lookup
 from compress.model.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
+from compress.model.tflite.sparse import integers
 
 EIGHT_BIT_VERSIONS = {
     "CONV_2D": 3,
@@ -42,8 +43,6 @@ class Edit:
         before: the original graph, which is not modified.
         removed: the indices of the removed operators of `before`.
         added: the new operators, as the schema's `OperatorT`.
-        inputs: the inputs of the changed graph.
-        outputs: the outputs of the changed graph.
         exact: the function of the removed operators without rounding, as a graph with the same inputs and outputs; None
             if the edit is compared with the removed operators themselves.
     """
@@ -74,31 +73,23 @@ class Edit:
     ) -> None:
         """Add an operator.
 
-        Args:
-            name: its name in the schema.
-            inputs: its input tensors.
-            outputs: its output tensors.
-            options: the schema's object, see `options()`.
-            version: its version; None for the first one that takes int8.
+        `options` is the schema's object (see `options()`); the version None is the first one that takes int8.
         """
-        operator = self._schema.OperatorT()
-        operator.opcodeIndex = self._code(name, version or EIGHT_BIT_VERSIONS.get(name, 2))
-        operator.inputs = list(inputs)
-        operator.outputs = list(outputs)
+        operator = self._added(self._code(name, version or EIGHT_BIT_VERSIONS.get(name, 2)), inputs, outputs)
         if options is not None:
             table = type(options).__name__.removesuffix("T")
             operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, table)
             operator.builtinOptions = options
-        self.added.append(operator)
 
     def add_custom(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: bytes) -> None:
         """Add a custom operator with its options as bytes."""
-        operator = self._schema.OperatorT()
-        operator.opcodeIndex = self._code("CUSTOM", 1, name)
-        operator.inputs = list(inputs)
-        operator.outputs = list(outputs)
+        operator = self._added(self._code("CUSTOM", 1, name), inputs, outputs)
         operator.customOptions = np.frombuffer(options, np.uint8)
+
+    def _added(self, code: int, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
+        operator = self._schema.OperatorT(opcodeIndex=code, inputs=list(inputs), outputs=list(outputs))
         self.added.append(operator)
+        return operator
 
     def change(
         self,
@@ -134,9 +125,7 @@ class Edit:
         tensor.name = name.encode()
         tensor.shape = [int(size) for size in shape]
         tensor.type = getattr(self._schema.TensorType, dtype)
-        tensor.buffer = 0
-        if values is not None:
-            tensor.buffer = self._buffer(values)
+        tensor.buffer = 0 if values is None else self._buffer(values)
         if quantization is not None:
             tensor.quantization = self._schema.QuantizationParametersT()
             tensor.quantization.scale = list(quantization.scale)
@@ -151,46 +140,43 @@ class Edit:
         return self.tensor(f"{tensor.name}/{suffix}", **parts)
 
     def integers(self, name: str, *values: int) -> int:
-        """Add an int32 constant (axes, a shape, ...), and return its index."""
+        """Add an int32 constant, such as axes or a shape, and return its index."""
         return self.tensor(name, (len(values),), "INT32", values=np.asarray(values, np.int32))
 
     def fix_shape(self, index: int, shape: Sequence[int]) -> None:
         """Set a static shape for a tensor."""
-        tensor = copy.copy(self._main.tensors[index])
+        tensor = self._copied_tensor(index)
         tensor.shape = [int(size) for size in shape]
         tensor.shapeSignature = None
-        self._main.tensors[index] = tensor
 
     def rename(self, index: int, name: str) -> None:
         """Rename a tensor."""
-        tensor = copy.copy(self._main.tensors[index])
-        tensor.name = name.encode()
-        self._main.tensors[index] = tensor
+        self._copied_tensor(index).name = name.encode()
 
     def assign(self, index: int, values: NDArray[Any]) -> None:
         """Give a constant other values of the same dtype and shape."""
-        tensor = copy.copy(self._main.tensors[index])
-        tensor.buffer = self._buffer(values)
-        self._main.tensors[index] = tensor
+        self._copied_tensor(index).buffer = self._buffer(values)
 
     def requantize(self, index: int, scale: Sequence[float]) -> None:
         """Give a quantized tensor another scale; its zero points stay."""
-        tensor = copy.copy(self._main.tensors[index])
+        tensor = self._copied_tensor(index)
         tensor.quantization = copy.copy(tensor.quantization)
         tensor.quantization.scale = np.asarray(scale, np.float32)
-        self._main.tensors[index] = tensor
 
     def to_float(self, index: int, values: NDArray[Any] | None = None) -> None:
         """Make a tensor float32 without quantization; a constant gets these real values."""
-        tensor = copy.copy(self._main.tensors[index])
+        tensor = self._copied_tensor(index)
         tensor.type = self._schema.TensorType.FLOAT32
         tensor.quantization = None
         if values is not None:
             tensor.buffer = self._buffer(np.asarray(values, np.float32))
-        self._main.tensors[index] = tensor
+
+    def _copied_tensor(self, index: int) -> Any:
+        """Replace a tensor, which the original graph shares, by a copy; return the copy."""
+        tensor = self._main.tensors[index] = copy.copy(self._main.tensors[index])
+        return tensor
 
     def _buffer(self, values: NDArray[Any]) -> int:
-        """Add a buffer, and return its index."""
         buffer = self._schema.BufferT()
         buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
         self._source.buffers.append(buffer)
@@ -292,7 +278,7 @@ def compact(graph: Graph) -> Graph:
     for signature in signatures:
         used.update(entry.tensorIndex for entry in [*(signature.inputs or []), *(signature.outputs or [])])
     for operator in main.operators:
-        used.update(_integers(operator.inputs), _integers(operator.outputs), _integers(operator.intermediates))
+        used.update(integers(operator.inputs), integers(operator.outputs), integers(operator.intermediates))
     new_index = {old: new for new, old in enumerate(sorted(used - {NONE}))} | {NONE: NONE}
     main.tensors = [main.tensors[old] for old in new_index if old != NONE]
     main.inputs = [new_index[t] for t in main.inputs]
@@ -305,15 +291,11 @@ def compact(graph: Graph) -> Graph:
     return graphs.from_source(source)
 
 
-def _integers(items: Iterable[int] | None) -> list[int]:
-    return [] if items is None else [int(item) for item in items]
-
-
 def _moved(operator: Any, new_index: Mapping[int, int]) -> Any:
     renumbered = copy.copy(operator)
     for field in ("inputs", "outputs", "intermediates"):
         if getattr(operator, field) is not None:
-            setattr(renumbered, field, [new_index[index] for index in _integers(getattr(operator, field))])
+            setattr(renumbered, field, [new_index[index] for index in integers(getattr(operator, field))])
     return renumbered
 
 

@@ -5,13 +5,14 @@ The output has a fixed name, by which every reader of the file finds it. Compile
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
+from compress.model.tflite.dequantization import real_values
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from deploy.contract.class_heads import LinearHead
@@ -89,7 +90,9 @@ def head_of(graph: Graph) -> LinearHead:
     """
     operator = last_dense(graph)
     if operator.option("fusedActivationFunction", 0):
-        raise ModelError("the last dense layer has an activation", allowed="none before the softmax")
+        raise ModelError(
+            "the last dense layer has an activation", allowed="a dense layer without an activation before the softmax"
+        )
     source, kernel = (graph.tensors[index] for index in operator.inputs[:2])
     weights = _real(kernel).reshape(-1, source.elements)
     biases = np.zeros(len(weights), np.float32)
@@ -108,21 +111,5 @@ def _is_dense(graph: Graph, operator: Operator) -> bool:
 
 
 def _real(tensor: Tensor) -> NDArray[np.float32]:
-    """Return the value of a constant, dequantized: per tensor, or along the first axis.
-
-    Raises:
-        ModelError: the tensor is not a constant.
-    """
-    values = tensor.array().astype(np.float32)
-    quantization = tensor.quantization
-    if quantization is None or tensor.dtype == "FLOAT32":
-        return values
-    if quantization.per_channel and (quantization.axis != 0 or len(quantization.scale) != len(values)):
-        raise ModelError(f"the weights {tensor.name!r} are quantized along the axis {quantization.axis}", allowed="0")
-    shape = (-1, *(1,) * (values.ndim - 1))
-    real = (values - _along(quantization.zero_point, shape)) * _along(quantization.scale, shape)
-    return np.asarray(real, np.float32)
-
-
-def _along(values: Sequence[float], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    return np.asarray(values, np.float32).reshape(shape)
+    is_stored = tensor.quantization is None or tensor.dtype == "FLOAT32"
+    return tensor.array().astype(np.float32) if is_stored else real_values(tensor)

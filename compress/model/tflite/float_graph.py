@@ -21,7 +21,7 @@ from compress.model.tflite import comparison
 from compress.model.tflite import graph as graphs
 from compress.model.tflite.dequantization import real_values
 from compress.model.tflite.edit import Edit
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 
 MAX_ELEMENTS = 2**28
 """The most elements of a tensor in a graph that is executed: 1 GiB."""
@@ -98,7 +98,7 @@ def plain(graph: Graph) -> Plain:
 
 
 def _input_casts(graph: Graph) -> dict[int, Operator]:
-    """Return the operators that cast an input of integers, by the input: the only ones that read it."""
+    """Return by input the operators that cast an input of integers and are its only readers."""
     casts = {}
     for index in graph.inputs:
         readers = graph.consumers.get(index, [])
@@ -135,24 +135,14 @@ def _weights(graph: Graph) -> dict[int, NDArray[Any]]:
     used = {index for operator in graph.operators for index in operator.inputs if index != NONE}
     tensors = [graph.tensors[index] for index in sorted(used) if graph.tensors[index].is_constant]
     return {
-        tensor.index: _as_float(tensor)
+        tensor.index: real_values(tensor) if tensor.dtype in EIGHT_BITS else np.asarray(tensor.array(), np.float32)
         for tensor in tensors
         if tensor.dtype == "FLOAT16" or (tensor.dtype in EIGHT_BITS and tensor.quantization)
     }
 
 
-def _as_float(tensor: Tensor) -> NDArray[np.float32]:
-    """Return the real values of a constant.
-
-    Raises:
-        ModelError: its scales do not fit its shape.
-    """
-    is_quantized = tensor.dtype in EIGHT_BITS and tensor.quantization is not None
-    return real_values(tensor) if is_quantized else np.asarray(tensor.array(), np.float32)
-
-
 def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """Return the constants after DEQUANTIZE."""
+    """Return the results of DEQUANTIZE on known constants."""
     return {
         operator.outputs[0]: known[operator.inputs[0]]
         for operator in graph.operators
@@ -165,10 +155,8 @@ def input_independent_operators(
 ) -> list[Operator]:
     """Return the operators whose outputs do not depend on the values of the inputs.
 
-    Args:
-        graph: the graph.
-        known: tensors whose values are known already; their operators are not returned.
-        max_elements: the most elements of an output.
+    The values of the tensors in `known` are known already, and the operators that compute them are left out; so are
+    operators with an output of more than `max_elements` elements.
     """
     constant = {tensor.index for tensor in graph.tensors if tensor.is_constant} | set(known)
     operators = []
@@ -189,8 +177,7 @@ def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, .
     cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
     runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
-    shapes = {}
-    values = {}
+    shapes, values = {}, {}
     for operator in cut.operators:
         for index in operator.outputs:
             value = runner.tensor(index)

@@ -60,7 +60,7 @@ class Quantization:
 
     @property
     def per_channel(self) -> bool:
-        """Whether it has more than one scale."""
+        """Whether the tensor has more than one scale."""
         return len(self.scale) > 1
 
     @cached_property
@@ -74,15 +74,12 @@ class Tensor:
     """A tensor of the graph.
 
     Attributes:
-        index: its index in the graph's list.
-        name: its name in the file.
         dtype: the name in the schema, such as "INT8" or "FLOAT32".
         shape: its shape; dynamic dimensions as stored (usually 1).
         dynamic: whether a dimension other than the batch is dynamic. (Converters mark the batch as dynamic by default;
             the compiler uses the stored 1.)
-        quantization: its quantization, or None.
         data: its bytes if it is a constant, otherwise None.
-        is_variable: whether it keeps its value between calls.
+        is_variable: whether the tensor keeps its value between calls.
     """
 
     index: int
@@ -101,19 +98,19 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the file contains its value."""
+        """Whether the file contains the value of the tensor."""
         return self.data is not None
 
     @cached_property
     def is_zero(self) -> bool:
-        """Whether it is a constant with only zeros."""
+        """Whether the tensor is a constant with only zeros."""
         return self.data is not None and not self.array().any()
 
     def array(self) -> NDArray[Any]:
         """Return the value of a constant in its dtype and shape.
 
         Raises:
-            ModelError: not a constant, or its number of bytes does not fit its shape.
+            ModelError: the tensor is not a constant, or its number of bytes does not fit its shape.
         """
         if self.data is None or self.dtype not in DTYPES:
             raise ModelError(f"tensor {self.name!r} ({self.dtype}) has no readable constant value")
@@ -130,8 +127,6 @@ class Operator:
     Attributes:
         index: its position in the order of execution.
         name: the name in the schema, such as "CONV_2D", or the name of a custom operator.
-        custom: whether it is a custom operator.
-        version: the operator's version.
         inputs: indices of its input tensors; NONE for a missing optional one.
         outputs: indices of its output tensors.
         options: the schema's options object (`Conv2DOptionsT`, ...), or None.
@@ -156,7 +151,6 @@ class Graph:
 
     Attributes:
         tensors: all tensors, by index.
-        operators: in order of execution.
         inputs: indices of the input tensors.
         outputs: indices of the output tensors.
         subgraphs: the number of subgraphs in the file.
@@ -191,7 +185,7 @@ class Graph:
         return [self.tensors[index] for index in operator.outputs]
 
     def custom_operators(self, name: str) -> list[Operator]:
-        """Return the custom operators with a name."""
+        """Return the custom operators of this name."""
         return [operator for operator in self.operators if operator.custom and operator.name == name]
 
     @property
@@ -237,7 +231,7 @@ def parse(content: bytes, where: str = "") -> Graph:
     """Return the graph in the bytes of a .tflite file; `where` is its name in messages.
 
     Raises:
-        ModelError: not a .tflite file, or a damaged one.
+        ModelError: the content is not that of a .tflite file, or is damaged.
     """
     if len(content) < 8 or content[4:8] != IDENTIFIER:
         raise ModelError("is not a .tflite file", where=where, hint="give a model that a TFLite converter wrote")
@@ -248,18 +242,15 @@ def parse(content: bytes, where: str = "") -> Graph:
         allowance = verify(content, {name: _names(getattr(schema, name)) for name in unions})
         source = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
         _complete(source)
-        sparse.expand(source, schema, _numpy_types(schema), allowance)
+        dtypes = {number: DTYPES[name] for number, name in _names(schema.TensorType).items() if name in DTYPES}
+        sparse.expand(source, schema, dtypes, allowance)
         return _graph(source, schema, allowance)
     except (struct.error, IndexError, ValueError, OverflowError, MemoryError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
 
 
 def _complete(source: Any) -> None:
-    """Replace absent lists of a file by empty ones.
-
-    Raises:
-        ValueError: the file has no graph, or no buffers.
-    """
+    """Replace absent lists of a file by empty ones."""
     if not source.subgraphs or not source.buffers:
         raise ValueError("it has no graph or no buffers")
     with_lists: list[tuple[Any, tuple[str, ...]]] = [(source, ("operatorCodes",))]
@@ -268,10 +259,6 @@ def _complete(source: Any) -> None:
         with_lists += [(operator, ("inputs", "outputs")) for operator in subgraph.operators or []]
     for table, names in with_lists:
         vars(table).update({name: [] for name in names if getattr(table, name) is None})
-
-
-def _numpy_types(schema: Any) -> dict[int, str]:
-    return {number: DTYPES[name] for number, name in _names(schema.TensorType).items() if name in DTYPES}
 
 
 def from_source(source: Any) -> Graph:
@@ -371,7 +358,7 @@ def _verify(operator: Operator, tensors: tuple[Tensor, ...], produced: set[int],
 
 
 def _integers(items: Any) -> tuple[int, ...]:
-    return tuple(np.asarray([] if items is None else items).tolist())
+    return tuple(sparse.integers(items))
 
 
 def _names(enumeration: Any) -> dict[int, str]:

@@ -36,10 +36,8 @@ class LoadedModel:
         output_layout: the outputs as a row.
 
     Args:
-        path: the .tflite file.
         reproducible: use the kernels of the runtime without a delegate, which are bit-exact between versions, instead
             of the accelerated ones (XNNPACK), whose int8 results differ by some steps.
-        threads: the number of threads of the runtime.
         order: puts the details of the outputs into the order that a task needs.
 
     Raises:
@@ -59,7 +57,9 @@ class LoadedModel:
         self.outputs: list[dict[str, Any]] = order(self._runtime.outputs)
         for end, details in (("input", self.inputs), ("output", self.outputs)):
             for detail in details:
-                _refuse_without_scale(end, detail, path)
+                if len(detail["quantization_parameters"]["scales"]) > 1:
+                    what = f"its {end} is {np.dtype(detail['dtype']).name} with a scale for each channel"
+                    raise ModelError(what, where=str(path), allowed="float, integers, or quantized per tensor")
         self._settle_shapes()
         self.input_tensors = TensorDescription.of(self.inputs)
         named = graph.read(path).named_outputs
@@ -97,11 +97,9 @@ class LoadedModel:
             detail["shape"] = np.array(value.shape, np.int32)
 
     def _run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run one inference, and return the outputs."""
         return self._run_all([tensors])[0]
 
     def _run_all(self, feeds: Sequence[Sequence[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
-        """Run an inference on each feed, and return the outputs of each."""
         indices = [detail["index"] for detail in self.inputs]
         by_index = [dict(zip(indices, tensors, strict=True)) for tensors in feeds]
         try:
@@ -158,7 +156,7 @@ class LoadedModel:
         Several outputs are returned as one row [1, values], in a type that holds the values of all of them.
 
         Raises:
-            ModelError: the runtime cannot run it.
+            ModelError: the runtime cannot run the model.
         """
         result: NDArray[Any] = as_row(self._run(tensors))
         return result
@@ -172,7 +170,7 @@ class LoadedModel:
         """Return the outputs for every sample as rows, dequantized: [n, values].
 
         Raises:
-            ModelError: the samples do not fit, or the runtime cannot run it.
+            ModelError: the samples do not fit, or the runtime cannot run the model.
         """
         rows = []
         for start in range(0, len(samples), SAMPLES_TOGETHER):
@@ -189,10 +187,7 @@ class LoadedModel:
 
 FLEX = "Flex"
 """The beginning of the names of operators that the converter takes from TensorFlow (SELECT_TF_OPS)."""
-COLOUR_STEPS = {
-    (3, 1): "`colour: {to: grey}`",
-    (1, 3): "`colour: {from: grey, to: rgb}`",
-}
+COLOUR_STEPS = {(3, 1): "`colour: {to: grey}`", (1, 3): "`colour: {from: grey, to: rgb}`"}
 """The preprocessing step from a number of channels to another."""
 
 
@@ -208,7 +203,7 @@ def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
 
 
 def _image_hint(expected: tuple[Any, ...], actual: tuple[int, ...]) -> str:
-    """Return what to do about images of another size, or with other channels, than a model's input."""
+    """Return what to do about images whose size or channels are not those of a model's input."""
     if actual[-2:] == expected[:2] and actual[0] == expected[2]:
         return "the samples are channels-first: store them channels-last, with `x.transpose(0, 2, 3, 1)` in numpy"
     if actual[2] == 4 and expected[2] == 3:
@@ -236,11 +231,7 @@ def _refuse_custom(path: Path) -> None:
 
 
 def refuse_flex(path: Path) -> None:
-    """Refuse a file with operators of TensorFlow, which no TFLite runtime for the Edge TPU has.
-
-    Raises:
-        ModelError: there are such operators, with their names.
-    """
+    """Raise a ModelError for a file with operators of TensorFlow, which no TFLite runtime for the Edge TPU has."""
     operators = [name for name in _custom_operators(path) if name.startswith(FLEX)]
     if operators:
         raise ModelError(
@@ -252,17 +243,10 @@ def refuse_flex(path: Path) -> None:
 
 
 def _custom_operators(path: Path) -> list[str]:
-    """Return the names of the custom operators; nothing for a file that cannot be read."""
     try:
         return sorted({operator.name for operator in graph.read(path).operators if operator.custom})
     except ModelError:  # reported by the runtime
         return []
-
-
-def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:
-    if len(detail["quantization_parameters"]["scales"]) > 1:
-        what = f"its {end} is {np.dtype(detail['dtype']).name} with a scale for each channel"
-        raise ModelError(what, where=str(path), allowed="float, integers, or quantized per tensor")
 
 
 def version() -> str:

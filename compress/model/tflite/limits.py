@@ -1,4 +1,4 @@
-"""Limits of the values in a .tflite file, checked once, when the file is read.
+"""Limits of the values in a .tflite file, checked once, when the file is read; a value beyond them is a ValueError.
 
 Code that works with a graph may then trust them: no stride is 0, no scale is negative, no axis is out of range, and no
 loop over a version or a count runs for long.
@@ -57,25 +57,12 @@ ZERO_POINTS = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-(2**15), 2**15
 
 
 def check_version(version: int) -> None:
-    """Check the version of an operator.
-
-    Raises:
-        ValueError: it is not between 1 and MAX_VERSION.
-    """
+    """Check that the version of an operator is between 1 and MAX_VERSION."""
     _check("an operator's version", version, (1, MAX_VERSION))
 
 
 def check_options(name: str, options: Any, subgraphs: int) -> None:
-    """Check the options of an operator.
-
-    Args:
-        name: the operator's name.
-        options: the schema's object with the options, or None.
-        subgraphs: the number of subgraphs in the file.
-
-    Raises:
-        ValueError: an option is out of its range.
-    """
+    """Check the options of an operator; `subgraphs` is the number of subgraphs in the file."""
     stablehlo = type(options).__name__.startswith("Stablehlo")
     for option, value in vars(options).items() if options is not None else ():
         what = f"{option} of {name[:80]}"
@@ -89,11 +76,7 @@ def check_options(name: str, options: Any, subgraphs: int) -> None:
 
 
 def check_shape(index: int, shape: Sequence[int]) -> None:
-    """Check the shape of a tensor.
-
-    Raises:
-        ValueError: the rank, a dimension or the number of elements is out of range.
-    """
+    """Check the rank, the dimensions and the number of elements of a tensor."""
     elements = 1
     for size in shape[: MAX_RANK + 1]:
         elements *= max(size, 1)
@@ -102,17 +85,7 @@ def check_shape(index: int, shape: Sequence[int]) -> None:
 
 
 def check_data(index: int, dtype: str | None, elements: int, size: int) -> None:
-    """Check the number of bytes of a constant.
-
-    Args:
-        index: the tensor.
-        dtype: the numpy type of its elements; None: its bytes are not elements of a fixed size.
-        elements: the number of elements in its shape.
-        size: its bytes in the file.
-
-    Raises:
-        ValueError: the bytes do not fill its shape.
-    """
+    """Check that the bytes of a constant fill its shape; a dtype of None has elements of no fixed size."""
     expected = size if dtype is None else elements * np.dtype(dtype).itemsize
     if size != expected:
         raise ValueError(f"tensor {index} has {size:,} bytes, and needs {expected:,}")
@@ -121,11 +94,7 @@ def check_data(index: int, dtype: str | None, elements: int, size: int) -> None:
 def check_quantization(
     index: int, dtype: str, shape: Sequence[int], scales: Sequence[float], zero_points: Sequence[int], axis: int
 ) -> None:
-    """Check the quantization of a tensor.
-
-    Raises:
-        ValueError: scales, zero points or axis do not fit each other, the type or the shape.
-    """
+    """Check that scales, zero points and axis of a tensor fit each other, the type and the shape."""
     if not all(isfinite(scale) and scale >= 0 for scale in scales):
         raise ValueError(f"a scale of tensor {index} is negative or not a finite number")
     if len(zero_points) not in (0, 1, len(scales)):
@@ -138,14 +107,7 @@ def check_quantization(
 
 
 def check_runnable(shapes: Iterable[Sequence[int]]) -> None:
-    """Check the inputs of a graph before arrays for them are made.
-
-    Args:
-        shapes: the shapes of the inputs.
-
-    Raises:
-        ValueError: they have too many elements.
-    """
+    """Check the number of elements of the inputs of a graph before arrays for them are made."""
     total = sum(int(np.prod(shape, dtype=np.float64)) for shape in shapes)
     if total > MAX_INPUT_ELEMENTS:
         raise ValueError(f"its inputs have {total:,} values; at most {MAX_INPUT_ELEMENTS:,} are run")
@@ -158,7 +120,7 @@ def _check(what: str, value: int, limits: tuple[int, int]) -> None:
 
 
 def _integers(value: Any) -> list[int]:
-    """Return an option as a list of integers; of a boolean, or a missing list, nothing."""
+    """Return an option as a list of integers; an empty list for a boolean or a missing list."""
     if isinstance(value, bool) or value is None:
         return []
     return [int(value)] if isinstance(value, int) else np.asarray(value).tolist()

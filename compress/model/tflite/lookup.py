@@ -54,7 +54,7 @@ def table_of(graph: Graph) -> NDArray[Any] | None:
             raise ModelError(str(error), hint="quantize the model again") from error
         if table.ndim != 2:
             what = f"the metadata {NAME} is an array of {table.ndim} axes"
-            raise ModelError(what, allowed="2: rows and their values", hint="quantize the model again")
+            raise ModelError(what, allowed="an array of 2 axes: rows and their values", hint="quantize the model again")
         return table
     return None
 

@@ -56,7 +56,6 @@ class IsolatedInterpreter:
     Args:
         model: the .tflite file, or its bytes.
         reproducible: use the kernels without a delegate.
-        threads: the number of threads.
         keep: whether intermediate tensors can be read.
         shapes: for some inputs by index, the shape that they get.
 
@@ -124,8 +123,6 @@ class IsolatedInterpreter:
 
 
 class _Child:
-    """The child process, and the pipe to it."""
-
     def __init__(self) -> None:
         ours, theirs = socketpair()
         self.process_id = os.getpid()
@@ -201,7 +198,7 @@ _starting = threading.Lock()
 
 
 def _present_child() -> _Child:
-    """Return the child process; start one if there is none, it has ended, or a fork has copied this process."""
+    """Return the child process; start one if no child runs, or if a fork has copied this process."""
     with _starting:
         if not _children or _children[-1].ended or _children[-1].process_id != os.getpid():
             _children[:] = [_Child()]
@@ -217,16 +214,16 @@ def _packed(header: Mapping[str, Any], arrays: Arrays) -> bytes:
         described.append(None if array is None else [array.dtype.name, list(array.shape)])
         if array is not None:
             parts.append(array.tobytes())
-    text = json.dumps({**header, "arrays": described}).encode()
+    text = json.dumps({**header, "arrays": described}, default=_plain).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 
-def _unpacked(message: bytes) -> tuple[Mapping[str, Any], list[NDArray[Any] | None]]:
-    """Return header and arrays of a message.
+def _plain(value: Any) -> Any:
+    """Return a numpy value or type in the runtime's details of a tensor as JSON has it."""
+    return np.dtype(value).name if isinstance(value, type) else value.tolist()
 
-    Raises:
-        ValueError: the message is invalid.
-    """
+
+def _unpacked(message: bytes) -> tuple[Mapping[str, Any], list[NDArray[Any] | None]]:
     start = _LENGTH.size + _LENGTH.unpack_from(message)[0]
     header = json.loads(message[_LENGTH.size : start])
     arrays: list[NDArray[Any] | None] = []
@@ -244,7 +241,6 @@ def _unpacked(message: bytes) -> tuple[Mapping[str, Any], list[NDArray[Any] | No
 
 
 def _details(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the details of a tensor as the runtime returns them."""
     parameters = entry["quantization_parameters"]
     return {
         "name": str(entry["name"]),
@@ -283,11 +279,9 @@ def serve(pipe: str) -> None:
 def _answer(
     header: Mapping[str, Any], arrays: Arrays, models: dict[int, Any]
 ) -> tuple[dict[str, Any], list[NDArray[Any] | None]]:
-    """Carry out one request."""
     if header["do"] == "load":
         interpreter = models[header["model"]] = _loaded(header, arrays)
-        details = {"inputs": interpreter.get_input_details(), "outputs": interpreter.get_output_details()}
-        return {name: [_as_json(detail) for detail in tensors] for name, tensors in details.items()}, []
+        return {"inputs": interpreter.get_input_details(), "outputs": interpreter.get_output_details()}, []
     interpreter = models[header["model"]]
     if header["do"] == "read":
         return {}, [_value(interpreter, index) for index in header["tensors"]]
@@ -329,23 +323,6 @@ def _value(interpreter: Any, index: int) -> NDArray[Any] | None:
     except (ValueError, RuntimeError):  # a resource, or a tensor that no operator has filled
         return None
     return None if value.dtype.hasobject else value
-
-
-def _as_json(detail: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = detail["quantization_parameters"]
-    return {
-        "name": detail["name"],
-        "index": int(detail["index"]),
-        "shape": np.asarray(detail["shape"]).tolist(),
-        "shape_signature": np.asarray(detail["shape_signature"]).tolist(),
-        "dtype": np.dtype(detail["dtype"]).name,
-        "quantization": [float(detail["quantization"][0]), int(detail["quantization"][1])],
-        "quantization_parameters": {
-            "scales": np.asarray(parameters["scales"]).tolist(),
-            "zero_points": np.asarray(parameters["zero_points"]).tolist(),
-            "quantized_dimension": int(parameters["quantized_dimension"]),
-        },
-    }
 
 
 def first_line(error: BaseException) -> str:

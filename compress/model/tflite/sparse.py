@@ -20,11 +20,7 @@ from compress.model.tflite.verifier import Allowance
 def expand(source: Any, schema: Any, dtypes: dict[int, str], allowance: Allowance) -> None:
     """Replace the sparse constants of a file, and remove the operators that expand them when the model runs.
 
-    Args:
-        source: the schema's `ModelT`.
-        schema: the module of the schema.
-        dtypes: the numpy type by the schema's number.
-        allowance: the memory limit.
+    `source` is the schema's `ModelT`, and `dtypes` has the numpy types by the schema's numbers.
 
     Raises:
         ValueError: the parameters of a constant do not fit its shape or its data.
@@ -56,12 +52,7 @@ def _expand_tensor(
 
 
 def _dense(values: NDArray[Any], shape: list[int], sparsity: Any, schema: Any) -> NDArray[Any]:
-    """Return the dense form of sparse values.
-
-    Raises:
-        ValueError: the parameters do not fit the shape or the values.
-    """
-    order, block_map = (_integers(numbers) for numbers in (sparsity.traversalOrder, sparsity.blockMap))
+    order, block_map = (integers(numbers) for numbers in (sparsity.traversalOrder, sparsity.blockMap))
     levels = list(sparsity.dimMetadata or [])
     rank = len(shape)
     if sorted(order) != [*range(rank + len(block_map))] or len(levels) != len(order):
@@ -84,7 +75,7 @@ def _dense(values: NDArray[Any], shape: list[int], sparsity: Any, schema: Any) -
 
 
 def _sizes(shape: list[int], order: list[int], block_map: list[int], levels: list[Any], schema: Any) -> list[int]:
-    """Return the size of each dimension: of those of the tensor in blocks, and of those inside a block."""
+    """Return the sizes of all dimensions: the dimensions of the tensor in blocks, then the dimensions of a block."""
     sizes = [*shape, *([0] * len(block_map))]
     for dimension, level in zip(order, levels, strict=True):
         if dimension >= len(shape):
@@ -96,24 +87,17 @@ def _sizes(shape: list[int], order: list[int], block_map: list[int], levels: lis
 
 
 def _entries(level: Any, count: int, size: int, most: int, schema: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the entries of a level: the number of the entry of the level before, and the index of each.
+    """Return for each entry of a level the number of its entry in the level before, and its index.
 
-    Args:
-        level: the metadata of the level.
-        count: the number of entries of the level before.
-        size: the size of the dimension.
-        most: the number of elements of the tensor, which no level exceeds.
-        schema: the module of the schema.
-
-    Raises:
-        ValueError: the level has too many entries, or an index outside the dimension.
+    The level before has `count` entries, the dimension `size` indices, and no level more than `most` entries: the
+    elements of the tensor.
     """
     if level.format == schema.DimensionType.DENSE:
         if level.denseSize != size or count * size > most:
             raise ValueError(f"a dense dimension of a sparse constant has the size {level.denseSize}, and needs {size}")
         return np.repeat(np.arange(count), size), np.tile(np.arange(size), count)
     segments, indices = (
-        np.asarray(_integers(getattr(vector, "values", None)), np.int64)
+        np.asarray(integers(getattr(vector, "values", None)), np.int64)
         for vector in (level.arraySegments, level.arrayIndices)
     )
     lengths = np.diff(segments)
@@ -123,8 +107,9 @@ def _entries(level: Any, count: int, size: int, most: int, schema: Any) -> tuple
     return np.repeat(np.arange(count), lengths), indices
 
 
-def _integers(numbers: Any) -> list[int]:
-    return [] if numbers is None else [int(number) for number in numbers]
+def integers(numbers: Any) -> list[int]:
+    """Return a list of integers in the schema, which is an array, a list or None."""
+    return [] if numbers is None else np.asarray(numbers).tolist()
 
 
 def _remove_densify(source: Any, schema: Any, subgraph: Any) -> None:
@@ -132,7 +117,7 @@ def _remove_densify(source: Any, schema: Any, subgraph: Any) -> None:
     kept = []
     for operator in subgraph.operators:
         code = source.operatorCodes[operator.opcodeIndex]
-        inputs, outputs = _integers(operator.inputs), _integers(operator.outputs)
+        inputs, outputs = integers(operator.inputs), integers(operator.outputs)
         if code.builtinCode != schema.BuiltinOperator.DENSIFY or len(inputs) != 1 or len(outputs) != 1:
             kept.append(operator)
             continue

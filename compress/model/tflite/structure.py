@@ -33,9 +33,9 @@ def differences(old: Graph, new: Graph) -> list[str]:
     tensors: dict[int, int] = {}
     for where, first, second in _tensor_pairs(old, new):
         if (first == NONE) != (second == NONE):
-            messages.append(f"{where}: only one of the models has it")
+            messages.append(f"{where}: only one of the models has this tensor")
         elif first != NONE and tensors.setdefault(first, second) != second:
-            messages.append(f"{where}: it is connected differently")
+            messages.append(f"{where}: the tensor is connected differently")
         elif first != NONE:
             messages += [
                 f"{where}: {message}" for message in _tensor_differences(old.tensors[first], new.tensors[second])
@@ -94,11 +94,11 @@ def _options(options: Any) -> Mapping[str, Any]:
 
 def _tensor_differences(old: Tensor, new: Tensor) -> Iterator[str]:
     for what, first, second in (
-        ("its type", old.dtype, new.dtype),
-        ("its shape", old.shape, new.shape),
-        ("whether it is constant", old.is_constant, new.is_constant),
-        ("whether it is a variable", old.is_variable, new.is_variable),
-        ("its number of scales", _scales(old), _scales(new)),
+        ("the type", old.dtype, new.dtype),
+        ("the shape", old.shape, new.shape),
+        ("whether the tensor is constant", old.is_constant, new.is_constant),
+        ("whether the tensor is a variable", old.is_variable, new.is_variable),
+        ("the number of scales", _scales(old), _scales(new)),
     ):
         if first != second:
             yield f"{what} is {first}, in the new model {second}"
@@ -106,8 +106,6 @@ def _tensor_differences(old: Tensor, new: Tensor) -> Iterator[str]:
 
 def _scales(tensor: Tensor) -> tuple[int, int] | None:
     quantization = tensor.quantization
-    return (
-        None
-        if quantization is None
-        else (len(quantization.scale), quantization.axis if quantization.per_channel else 0)
-    )
+    if quantization is None:
+        return None
+    return len(quantization.scale), quantization.axis if quantization.per_channel else 0

@@ -110,11 +110,7 @@ _SHORT = struct.Struct("<H")
 
 @dataclass
 class Allowance:
-    """A memory limit.
-
-    Attributes:
-        left: the remaining bytes.
-    """
+    """A memory limit, with the remaining bytes."""
 
     left: int
 
@@ -132,9 +128,7 @@ class Allowance:
 def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance:
     """Visit every table in a .tflite file, and return the remaining memory limit.
 
-    Args:
-        content: the file.
-        unions: for each union, the kinds of tables by number.
+    `unions` has the kinds of tables by number, for each union of the schema.
 
     Raises:
         ValueError: an item ends after the end of the file, or the file takes too much memory.

@@ -32,10 +32,10 @@ from deploy.contract.detection import Detector
 if TYPE_CHECKING:
     from compress.data.types import Data
     from compress.model.detectors.detector_model import DetectorModel
-    from compress.model.detectors.quantized_detector import QuantizedDetector
     from compress.model.importers.model_file import ImportedModel, ModelFile
     from compress.model.importers.onnx.onnx_inputs import Shapes
     from compress.model.importers.tflite.tflite_file import Rounding
+    from compress.model.tflite.graph import Graph
 
 Argument = bool | int | float | str | tuple[int | float, ...]
 """An argument of a builder's function."""
@@ -148,7 +148,7 @@ class _Load(Stage):
                 where=str(self.path),
                 hint=f"describe its outputs with `maps` under model.detector: {manual('detection.md')}",
             )
-        if found.graph is None:
+        if found.model is None:
             raise ModelError(
                 "the decoding of the detector cannot be cut off in integers",
                 where=str(self.path),
@@ -156,11 +156,11 @@ class _Load(Stage):
             )
         for note in found.notes:
             context.progress.note(f"{self.path.name}: {note}")
-        file.write_bytes(graph.serialize(found.graph))
+        file.write_bytes(graph.serialize(found.model))
         return Detector(found.specification).specification
 
 
-def quantized_detector(path: Path, settings: str | Mapping[str, Any] = "auto") -> QuantizedDetector | None:
+def quantized_detector(path: Path, settings: str | Mapping[str, Any] = "auto") -> DetectorModel[Graph | None] | None:
     """Return a quantized .tflite file as a detector; None if its outputs are not those of a detector.
 
     Args:
@@ -171,7 +171,7 @@ def quantized_detector(path: Path, settings: str | Mapping[str, Any] = "auto") -
         ValueError: the family is unknown, or a key of `settings` is invalid.
         ModelError: the file is damaged.
     """
-    from compress.model.detectors import quantized_detector as detectors
+    from compress.model.detectors import detector_model as detectors
     from compress.model.importers.tflite import tflite_file
 
     file = tflite_file.read(path)
@@ -249,13 +249,13 @@ class Build(_Load):
         """Return the builder's model. A backbone without batch norms gets some: its training needs them."""
         from compress.learning.training.bn_recalibration import with_measured_statistics
         from compress.model.ir import keras_graph
-        from compress.model.ir.passes.restore_norms import restored
+        from compress.model.ir.passes.fold import with_restored_norms
 
         data = context.data
         needed = (self.path, self.function, data.input_shape, len(data.class_names))
         if self.backbone is None:
             return builders.build(*needed, arguments=self.arguments)
-        backbone, norms = restored(_trained(self.backbone, context))
+        backbone, norms = with_restored_norms(_trained(self.backbone, context))
         model = builders.build(*needed, keras_graph.build(backbone), self.arguments)
         if not norms:
             return model
@@ -367,7 +367,7 @@ class _Import(_Load):
             }
         return facts
 
-    def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel | None:
+    def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel[Any] | None:
         """Return the model without its decoding; None if it is not a detector, or its outputs are described.
 
         Args:
@@ -531,12 +531,12 @@ class NewHead(_Load):
         """Return the features as a Keras model for samples of the data's shape, with batch norms if it should."""
         from compress.learning.training.bn_recalibration import with_measured_statistics
         from compress.model.ir import keras_graph
-        from compress.model.ir.passes import restore_norms
+        from compress.model.ir.passes import fold
 
         model = keras_graph.build(keras_graph.with_input_size(features, context.data.input_shape))
         if not self.head.restore_batch_norms:
             return model
-        network, norms = restore_norms.restored(keras_graph.read(model))
+        network, norms = fold.with_restored_norms(keras_graph.read(model))
         if not norms:
             return model
         context.progress.note(f"{self.path.name}: {len(norms)} batch norms are restored for the training")

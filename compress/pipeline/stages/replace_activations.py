@@ -12,7 +12,7 @@ from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, K
 from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.training.loop import TrainingSettings
-from compress.model.ir.activations import Activation
+from compress.model.ir.layer_specs.functions import Activation
 from compress.pipeline.stage import Stage
 from compress.tasks.refusal import Use
 

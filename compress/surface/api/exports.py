@@ -16,8 +16,7 @@ from compress.core.files import write_atomically
 from compress.core.progress import RunStep
 from compress.core.resources import manual
 from compress.data import class_names, label_files
-from compress.model.detectors.class_names import COCO_CLASSES
-from compress.model.detectors.families import refuse_unknown
+from compress.model.detectors.families import COCO_CLASSES, refuse_unknown
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of, with_range
 from compress.report.record import RunRecord
 from compress.surface.api.files import FilePath
@@ -208,7 +207,7 @@ def _classes_and_code(
     quantized = quantized_detector(path, family or "auto") if path.suffix.lower() == ".tflite" else None
     if quantized is None:
         return None
-    if quantized.graph is None:
+    if quantized.model is None:
         content["model"]["dequantize"] = True
         content["stages"].insert(0, QUANTIZE)
     return quantized.classes, quantized.specification["code"]

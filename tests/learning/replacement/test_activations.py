@@ -11,8 +11,8 @@ import pytest
 from compress.learning.replacement import squeeze_excite
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.model.ir import keras_graph
-from compress.model.ir.activations import POINTS, Activation, recognize
 from compress.model.ir.keras_graph import LayerOutput
+from compress.model.ir.layer_specs.functions import POINTS, Activation, recognize
 
 pytestmark = pytest.mark.tensorflow
 

@@ -11,8 +11,8 @@ import pytest
 import tiny
 from PIL import Image
 
+import compress
 from compress.core.errors import ModelError
-from compress.learning.quantization import export
 from compress.model.detectors.detector_model import detector_model
 from compress.model.importers import model_file
 from compress.model.tflite import detection_postprocess, graph
@@ -156,6 +156,7 @@ def test_operators_that_cannot_be_understood(changes: dict[str, Any], part: str)
 
 
 def test_thresholds_of_0_and_less_keep_all_boxes() -> None:
+    assert detection_postprocess.read(heads()) is None  # a model without the operator
     for least_score in (0.0, -float("inf")):
         postprocess = detection_postprocess.read(ended(heads(), least_score=least_score, overlap=0.0))
         assert postprocess is not None
@@ -177,10 +178,6 @@ def test_damaged_options_are_refused_with_a_message() -> None:
         except ModelError as error:
             refused += detection_postprocess.NAME in str(error)
     assert refused > 100
-
-
-def test_models_without_it() -> None:
-    assert detection_postprocess.read(heads()) is None
 
 
 # --- whole files -------------------------------------------------------------------------
@@ -205,6 +202,8 @@ def ssd(keras: Any) -> Any:
 
 def file_of(keras: Any, folder: Path, samples: np.ndarray | None = None) -> tuple[Path, graph.Graph]:
     """Write the float file, or the quantized one if there are samples; return its path and its graph."""
+    from compress.learning.quantization import export
+
     model = ssd(keras)
     content = export.convert_float(model) if samples is None else export.convert_calibrated(model, samples, "uint8")
     parsed = graph.parse(content)
@@ -248,11 +247,9 @@ def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path,
     assert not graph.parse(content).custom_operators(detection_postprocess.NAME)
     assert opened.labels == ["a", "b", "c"]
     agreeing = 0.0
+    tensor = opened.models["int8"].inputs[0]
     for image in images[:8]:
-        input_tensor = graph.parse(content).tensors[graph.parse(content).inputs[0]]
-        assert input_tensor.quantization is not None
-        scale, zero_point = input_tensor.quantization.scale[0], input_tensor.quantization.zero_point[0]
-        values = preprocessing.quantize(image, scale, zero_point, input_tensor.dtype.lower())
+        values = preprocessing.quantize(image, tensor.scale, tensor.zero_point, tensor.dtype)
         ours = opened.detector(detector_files.answers(content, [values[np.newaxis]]), opened.labels)
         boxes, classes, scores, _ = detector_files.answers(
             (tmp_path / "ssd.tflite").read_bytes(), [values[np.newaxis] if quantized else image[np.newaxis]]
@@ -306,8 +303,6 @@ def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_file_is_exported_without_a_pipeline(keras: Any, tmp_path: Path, quantized: bool) -> None:
-    import compress
-
     images = np.random.default_rng(0).random((32, SIDE, SIDE, 3), np.float32)
     path, _ = file_of(keras, tmp_path, images if quantized else None)
     (tmp_path / "labels.txt").write_text("cup\nfork\nspoon\n")

@@ -10,6 +10,7 @@ import exported_yolo
 import frigate_stand_ins
 import numpy as np
 import pytest
+import tiny
 from exported_yolo import CLASSES, SIDE
 from PIL import Image
 
@@ -31,11 +32,6 @@ pytestmark = [
 NAMES = ("cat", "dog", "bird")
 AS_IMAGENET = (-2.13, 2.63)
 """The range of a file that was calibrated with normalized photos, although its programs feed values from 0 to 1."""
-
-
-@pytest.fixture
-def images() -> np.ndarray:
-    return np.random.default_rng(3).uniform(0, 1, (4, SIDE, SIDE, 3)).astype(np.float32)
 
 
 @pytest.fixture
@@ -66,18 +62,19 @@ def expected(model: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_the_boxes_of_the_cut_file_are_those_of_the_float_model(
-    keras: Any, images: np.ndarray, tmp_path: Path, form: str, settings: dict[str, Any]
+    keras: Any, tmp_path: Path, form: str, settings: dict[str, Any]
 ) -> None:
     model = exported_yolo.network(keras)
     (tmp_path / "m.tflite").write_bytes(exported_yolo.quantized(model, **settings))
     found = quantized_detector(tmp_path / "m.tflite")
     assert found is not None, form
-    assert found.graph is not None
+    assert found.model is not None
     assert (found.classes, found.specification["code"], found.specification["offset"]) == (CLASSES, "dfl", 0.5)
-    (tmp_path / "cut.tflite").write_bytes(graph.serialize(found.graph))
+    (tmp_path / "cut.tflite").write_bytes(graph.serialize(found.model))
     loaded = LoadedModel(tmp_path / "cut.tflite", reproducible=True)
     assert loaded.input_tensors[0].is_quantized
     detector = Detector(found.specification)
+    images = np.random.default_rng(3).uniform(0, 1, (4, SIDE, SIDE, 3)).astype(np.float32)
     boxes, scores = expected(model, images)
     rows = np.concatenate([loaded.dequantized(loaded.raw(loaded.feed(image))) for image in images])
     parts = detector.parts(detector.split(rows))
@@ -100,8 +97,6 @@ def test_the_order_of_the_dimensions_makes_no_difference(keras: Any, tmp_path: P
 
 
 def test_a_quantized_classifier_and_a_float_file_are_no_quantized_detectors(tmp_path: Path) -> None:
-    import tiny
-
     (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     assert quantized_detector(tmp_path / "m.tflite") is None
 
@@ -141,8 +136,10 @@ def test_the_device_answers_with_boxes(exported: tuple[Any, Path, np.ndarray]) -
     np.testing.assert_allclose(first.box, np.clip(boxes[0, best], 0, 1), atol=0.06)
 
 
-def test_the_export_for_frigate_is_yolo_generic(exported: tuple[Any, Path, np.ndarray], tmp_path: Path) -> None:
-    _, bundle, _ = exported
+def test_frigates_own_program_finds_the_same_in_the_export(
+    exported: tuple[Any, Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, bundle, image = exported
     export = frigate.export(bundle, tmp_path / "frigate")
     assert (export.model_type, export.classes, export.labels) == ("yolo-generic", CLASSES, dict(enumerate(NAMES)))
     model = graph.read(tmp_path / "frigate" / "yolo.tflite")
@@ -151,14 +148,7 @@ def test_the_export_for_frigate_is_yolo_generic(exported: tuple[Any, Path, np.nd
         ((1, exported_yolo.LOCATIONS, 64), "INT8"),
         ((1, exported_yolo.LOCATIONS, CLASSES), "INT8"),
     ]
-
-
-def test_frigates_own_program_finds_the_same(
-    exported: tuple[Any, Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, bundle, image = exported
     plugin = frigate_stand_ins.plugin(monkeypatch)
-    export = frigate.export(bundle, tmp_path / "frigate")
     rows = frigate_stand_ins.detector(plugin, tmp_path / "frigate" / "yolo.tflite", export)(image[np.newaxis])
     with Model(bundle) as loaded:
         first = loaded(image).top(1)[0]

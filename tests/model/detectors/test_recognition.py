@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import compress
 from compress.core.errors import ModelError
-from compress.model.detectors import detector_model as module
-from compress.model.detectors import probing, recognition
-from compress.model.detectors.box_fit import _lattice
-from compress.model.detectors.detector_model import detector_model
+from compress.model.detectors import box_fit, probing, recognition
+from compress.model.detectors import detector_model as detector_models
+from compress.model.detectors.detector_model import DetectorModel, detector_model
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
 
@@ -62,6 +62,16 @@ class Head:
     def stride(self, level: int) -> float:
         return SIDE / GRIDS[level][0]
 
+    def corners(self, level: int, distances: Any) -> tuple[Any, Any]:
+        """Return the corners of boxes from distances to the middle of their cell, in cells."""
+        points = self.grid(level) + 0.5
+        return self.ops.subtract(points, distances[..., :2]), distances[..., 2:] + points
+
+    def corners_from_distributions(self, level: int) -> tuple[Any, Any]:
+        raw = self.layers.Reshape((-1, 4, 16))(self.convolution(level, 64, "boxes"))
+        bins = np.arange(16, dtype=np.float32)
+        return self.corners(level, self.ops.sum(self.ops.softmax(raw, axis=-1) * bins, axis=-1))
+
     def model(self, *outputs: Any) -> Any:
         return self.keras.Model(self.image, list(outputs) if len(outputs) > 1 else outputs[0])
 
@@ -71,10 +81,7 @@ def yolov8(head: Head, channels_first: bool = True, pixels: bool = True, corners
     ops = head.ops
     boxes, scores = [], []
     for level in (0, 1):
-        raw = head.layers.Reshape((-1, 4, 16))(head.convolution(level, 64, "boxes"))
-        distances = ops.sum(ops.softmax(raw, axis=-1) * np.arange(16, dtype=np.float32), axis=-1)
-        points = head.grid(level) + 0.5
-        low, high = ops.subtract(points, distances[..., :2]), distances[..., 2:] + points
+        low, high = head.corners_from_distributions(level)
         pair = (low, high) if corners else ((low + high) / 2, high - low)
         boxes.append(ops.concatenate(pair, axis=-1) * (head.stride(level) / (1 if pixels else SIDE)))
         scores.append(head.rows(head.convolution(level, CLASSES, "scores"), CLASSES))
@@ -143,10 +150,7 @@ def fcos(head: Head) -> Any:
     boxes, scores = [], []
     for level in (0, 1):
         distances = ops.exp(head.rows(head.convolution(level, 4, "boxes"), 4))
-        points = head.grid(level) + 0.5
-        sides = [ops.subtract(points, distances[..., :2]), distances[..., 2:] + points]
-        corners = ops.concatenate(sides, axis=-1)
-        boxes.append(corners * head.stride(level))
+        boxes.append(ops.concatenate(head.corners(level, distances), axis=-1) * head.stride(level))
         centerness = ops.sigmoid(head.rows(head.convolution(level, 1, "centerness"), 1))
         likely = ops.sigmoid(head.rows(head.convolution(level, CLASSES, "scores"), CLASSES))
         scores.append(ops.sqrt(likely * centerness))
@@ -174,9 +178,7 @@ def rtmdet(head: Head, cut_off: bool = False, logits: bool = False) -> Any:
     boxes, scores = [], []
     for level, scale in enumerate((1.3, 0.7)):
         distances = ops.relu(head.rows(head.convolution(level, 4, "boxes"), 4) * scale + 0.2)
-        points = head.grid(level) + 0.5
-        sides = [ops.subtract(points, distances[..., :2]), distances[..., 2:] + points]
-        corners = ops.concatenate(sides, axis=-1) * head.stride(level)
+        corners = ops.concatenate(head.corners(level, distances), axis=-1) * head.stride(level)
         boxes.append(ops.clip(corners, 0, SIDE) if cut_off else corners)
         raw = head.rows(head.convolution(level, CLASSES, "scores"), CLASSES)
         scores.append(raw if logits else ops.sigmoid(raw * 2 - 1))
@@ -215,14 +217,11 @@ def pose(head: Head) -> Any:
     ops = head.ops
     outputs = []
     for level in (0, 1):
-        raw = head.layers.Reshape((-1, 4, 16))(head.convolution(level, 64, "boxes"))
-        distances = ops.sum(ops.softmax(raw, axis=-1) * np.arange(16, dtype=np.float32), axis=-1)
-        points = head.grid(level) + 0.5
-        low, high = ops.subtract(points, distances[..., :2]), distances[..., 2:] + points
+        low, high = head.corners_from_distributions(level)
         box = ops.concatenate([(low + high) / 2, high - low], axis=-1) * head.stride(level)
         score = ops.sigmoid(head.rows(head.convolution(level, 1, "scores"), 1))
         raw_points = head.layers.Reshape((-1, 5, 3))(head.convolution(level, 15, "points"))
-        positions = (raw_points[..., :2] * 2 + (points - 0.5)[:, None]) * head.stride(level)
+        positions = (raw_points[..., :2] * 2 + head.grid(level)[:, None]) * head.stride(level)
         seen = ops.sigmoid(raw_points[..., 2:])
         flat = head.layers.Reshape((-1, 15))(ops.concatenate([positions, seen], axis=-1))
         outputs.append(ops.concatenate([box, score, flat], axis=-1))
@@ -282,18 +281,31 @@ CASES: dict[str, tuple[Callable[[Head], Any], dict[str, Any], Callable[[Arrays],
         lambda outputs: (from_corners(outputs[0], SIDE), outputs[1]),
     ),
     "yolov4": (lambda head: with_anchors(head, scale=1.2), {"code": "yolov3"}, by_columns),
-    "yolov2": (lambda head: with_anchors(head, softmax=True), {"code": "yolov3", "scores": "softmax"}, by_columns),
-    "pose": (
-        pose,
-        {"code": "dfl"},
-        lambda outputs: (from_centres(outputs[0][..., :4], SIDE), outputs[0][..., 4:5]),
+    "yolov2": (
+        lambda head: with_anchors(head, softmax=True),
+        {"code": "yolov3", "scores": "softmax", "background": None},
+        by_columns,
     ),
+    "pose": (pose, {"code": "dfl"}, lambda outputs: (from_centres(outputs[0][..., :4], SIDE), outputs[0][..., 4:5])),
 }
 
 
 def answers(model: Any, images: np.ndarray) -> Arrays:
     outputs = model(images, training=False)
     return [np.asarray(output) for output in (outputs if isinstance(outputs, list | tuple) else [outputs])]
+
+
+def converted_from(model: Any, *arguments: Any, **options: Any) -> DetectorModel[Any]:
+    converted = detector_model(model, *arguments, **options)
+    assert converted is not None
+    return converted
+
+
+def decoded(converted: DetectorModel[Any], images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corners and the probabilities that the decoding of the device computes."""
+    detector = Detector(converted.specification)
+    parts = detector.parts(answers(converted.model, images))
+    return detector.corners(parts.boxes), detector.probabilities(parts)
 
 
 @pytest.fixture
@@ -307,43 +319,39 @@ def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
 ) -> None:
     build, expected, read = CASES[name]
     model = build(Head(keras))
-    converted = detector_model(model)
-    assert converted is not None
-    assert {key: converted.specification[key] for key in expected} == expected
+    converted = converted_from(model)
+    assert {key: converted.specification.get(key) for key in expected} == expected
+    assert converted.classes == (1 if name == "pose" else CLASSES)
     assert converted.box_error is not None
     assert converted.box_error < 1e-5
-    detector = Detector(converted.specification)
-    parts = detector.parts(answers(converted.model, images))
-    boxes, scores = read(answers(model, images))
-    np.testing.assert_allclose(detector.corners(parts.boxes), boxes, atol=1e-4)
-    np.testing.assert_allclose(detector.probabilities(parts), scores, atol=1e-4)
+    for actual, of_file in zip(decoded(converted, images), read(answers(model, images)), strict=True):
+        np.testing.assert_allclose(actual, of_file, atol=1e-4)
     # Boxes and scores are separate tensors, the outputs of convolutions.
     assert len(converted.model.outputs) == len(converted.specification["tensors"])
     assert all(output._keras_history.operation.kernel is not None for output in converted.model.outputs)
 
 
+LARGE = (((50.0, 60.0), (70.0, 30.0)), ((90.0, 80.0), (60.0, 60.0)))
+"""Anchors whose boxes are mostly cut off: they are on the lattice of the other anchors."""
+
+
 @pytest.mark.parametrize(
-    ("build", "code"), [(lambda head: rtmdet(head, cut_off=True), "ltrb_relu"), (ssd_within_the_image, "ssd")]
+    ("build", "code"),
+    [
+        (lambda head: rtmdet(head, cut_off=True), "ltrb_relu"),
+        (ssd_within_the_image, "ssd"),
+        (lambda head: ssd_within_the_image(head, LARGE), "ssd"),
+    ],
 )
 def test_boxes_that_the_file_cuts_off_at_the_border(
     keras: Any, images: np.ndarray, build: Callable[[Head], Any], code: str
 ) -> None:
     model = build(Head(keras))
-    converted = detector_model(model)
-    assert converted is not None
+    converted = converted_from(model)
     assert converted.specification["code"] == code
-    detector = Detector(converted.specification)
-    parts = detector.parts(answers(converted.model, images))
     boxes = answers(model, images)[0]
     expected = boxes if code == "ssd" else from_corners(boxes, SIDE)
-    np.testing.assert_allclose(detector.corners(parts.boxes).clip(0, 1), expected, atol=1e-4)
-
-
-def test_a_softmax_times_objectness_has_no_background(keras: Any) -> None:
-    converted = detector_model(with_anchors(Head(keras), softmax=True))
-    assert converted is not None
-    assert converted.classes == CLASSES
-    assert converted.specification.get("background") is None
+    np.testing.assert_allclose(decoded(converted, images)[0].clip(0, 1), expected, atol=1e-4)
 
 
 def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) -> None:
@@ -353,19 +361,8 @@ def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) ->
         (head.model(boxes, scores), ("the first of the softmax's classes is assumed to be the background",)),
         (head.model(boxes, scores[..., :-1]), ()),
     ):
-        converted = detector_model(model)
-        assert converted is not None
+        converted = converted_from(model)
         assert converted.notes == notes
-
-
-def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any, images: np.ndarray) -> None:
-    sizes = (((50.0, 60.0), (70.0, 30.0)), ((90.0, 80.0), (60.0, 60.0)))
-    model = ssd_within_the_image(Head(keras), sizes)
-    converted = detector_model(model)
-    assert converted is not None
-    detector = Detector(converted.specification)
-    corners = detector.corners(detector.parts(answers(converted.model, images)).boxes)
-    np.testing.assert_allclose(corners.clip(0, 1), answers(model, images)[0], atol=1e-4)
 
 
 def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> None:
@@ -374,37 +371,33 @@ def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> Non
     expected = np.concatenate([centres, np.full((12, 2), 0.7)], axis=1)[:, np.newaxis]
     measured = expected.copy()
     measured[:4] = measured[5, :, 1] = measured[8] = np.nan
-    np.testing.assert_allclose(_lattice(measured, (3, 4)), expected, atol=1e-9)
+    np.testing.assert_allclose(box_fit._lattice(measured, (3, 4)), expected, atol=1e-9)
 
 
 def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images: np.ndarray) -> None:
     model = rtmdet(Head(keras), logits=True)
-    converted = detector_model(model)
-    assert converted is not None
+    converted = converted_from(model)
     assert converted.notes == ("the file gives scores as raw values: a sigmoid for each class is assumed",)
-    detector = Detector(converted.specification)
-    scores = detector.probabilities(detector.parts(answers(converted.model, images)))
+    _, scores = decoded(converted, images)
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-answers(model, images)[1])), atol=1e-5)
 
 
 def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder limits exponents, and the file does not. Large files have such outliers."""
+
     monkeypatch.setattr(probing, "BATCH", 400)
-    converted = detector_model(with_anchors(Head(keras)))
-    assert converted is not None
+    converted = converted_from(with_anchors(Head(keras)))
     assert converted.specification["code"] == "yolov3"
 
 
 def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
     model = yolov5(Head(keras))
-    converted = detector_model(model)
-    assert converted is not None
+    converted = converted_from(model)
     assert converted.specification["code"] == "yolov5"
     np.testing.assert_allclose(
         [entry["boxes"] for entry in converted.specification["maps"]], np.array(SIZES) / SIDE, rtol=1e-4
     )
-    detector = Detector(converted.specification)
-    parts = detector.parts(answers(converted.model, images))
+    corners, probabilities = decoded(converted, images)
     rows = answers(model, images)[0]
     order = []  # order on the device: cell, then anchor; in the file: anchor, then cell
     start = 0
@@ -412,15 +405,13 @@ def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.nd
         cells = np.arange(rows_count * columns)
         order += (start + cells[:, None] + np.array([0, len(cells)])).ravel().tolist()
         start += 2 * len(cells)
-    np.testing.assert_allclose(detector.corners(parts.boxes), from_centres(rows[:, order, :4], SIDE), atol=1e-4)
-    likely = rows[:, order, 5:] * rows[:, order, 4:5]
-    np.testing.assert_allclose(detector.probabilities(parts), likely, atol=1e-4)
+    np.testing.assert_allclose(corners, from_centres(rows[:, order, :4], SIDE), atol=1e-4)
+    np.testing.assert_allclose(probabilities, rows[:, order, 5:] * rows[:, order, 4:5], atol=1e-4)
 
 
 def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
     model = pose(Head(keras))
-    converted = detector_model(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
-    assert converted is not None
+    converted = converted_from(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
     assert converted.specification["keypoints"] == {
         "count": 5,
         "visibility": True,
@@ -451,8 +442,7 @@ def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarra
 def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
     keras: Any, build: Callable[[Head], Any], family: str, expected: dict[str, Any]
 ) -> None:
-    converted = detector_model(build(Head(keras)), family)
-    assert converted is not None
+    converted = converted_from(build(Head(keras)), family)
     assert {key: converted.specification[key] for key in expected} == expected
     assert converted.box_error is None
     assert "does not decode its boxes" in converted.notes[0]
@@ -473,8 +463,7 @@ def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, im
     cells = np.stack(np.meshgrid(*(np.arange(side) for side in size.shape[1:3]), indexing="ij"), -1).reshape(-1, 2)
     step = 1 / size.shape[1]
     for family in ("centernet", "centerface"):
-        converted = detector_model(model, {"family": family, "overlap": 1.0, "least_score": 1e-6})
-        assert converted is not None
+        converted = converted_from(model, {"family": family, "overlap": 1.0, "least_score": 1e-6})
         detector = Detector(converted.specification)
         outputs = answers(converted.model, images)
         boxes = detector.corners(detector.parts(outputs).boxes)[0]
@@ -492,18 +481,10 @@ def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, im
             np.testing.assert_allclose(best.keypoints[0], expected, atol=1e-5)
 
 
-def test_boxes_of_nine_anchors_are_no_distributions(keras: Any) -> None:
-    head = Head(keras)
-    outputs = [head.convolution(level, width, name) for level in (0, 1) for name, width in (("b", 36), ("s", 54))]
-    assert detector_model(head.model(*outputs)) is None
-
-
 def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None:
     for build in (yolov8, yolov5, ssd):
         model = build(Head(keras))
-        complete, kept = detector_model(model), detector_model(model, "auto", [2, 0])
-        assert complete is not None
-        assert kept is not None
+        complete, kept = converted_from(model), converted_from(model, "auto", [2, 0])
         likely = []
         for converted in (complete, kept):
             detector = Detector(converted.specification)
@@ -514,8 +495,7 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
         assert ("larger scores" in " ".join(kept.notes)) == (complete.specification["scores"] == "softmax")
         with pytest.raises(ModelError, match="it has 3 classes"):
             detector_model(model, "auto", [3])
-    by_name = detector_model(model, "auto", ["c", 0], names=("a", "b", "c"))
-    assert by_name is not None
+    by_name = converted_from(model, "auto", ["c", 0], names=("a", "b", "c"))
     np.testing.assert_array_equal(answers(by_name.model, images)[1], answers(kept.model, images)[1])
 
 
@@ -537,9 +517,7 @@ def test_classes_to_keep_that_are_refused(keras: Any, kept: list[Any], names: An
 @pytest.mark.parametrize("build", [yolov8, yolov5, yolox])
 def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, build: Callable[[Head], Any]) -> None:
     model, size = build(Head(keras)), (2 * SIDE, 3 * SIDE)
-    small, large = detector_model(model), detector_model(model, size=size)
-    assert small is not None
-    assert large is not None
+    small, large = converted_from(model), converted_from(model, size=size)
     assert large.model.inputs[0].shape[1:] == (*size, 3)
     assert f"the input is changed from {SIDE} x {SIDE} to {size[0]} x {size[1]}" in large.notes
     corners = []
@@ -561,9 +539,9 @@ def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatc
         anchors = Detector(recognized.specification).anchors.tolist()
         return replace(recognized, specification={**recognized.specification, "maps": [{"anchors": anchors}]})
 
-    monkeypatch.setattr(module, "recognize", listed)
+    monkeypatch.setattr(detector_models, "recognize", listed)
     with pytest.raises(ModelError, match="cannot have an input of 96 x 96: its anchors are listed one by one"):
-        module.detector_model(ssd(Head(keras)), size=(96, 96))
+        detector_model(ssd(Head(keras)), size=(96, 96))
 
 
 def test_other_models_are_no_detectors(keras: Any) -> None:
@@ -573,11 +551,21 @@ def test_other_models_are_no_detectors(keras: Any) -> None:
     classifier = head.model(head.layers.Dense(4, activation="softmax")(pooled))
     segmentation = head.model(head.layers.Softmax()(head.convolution(0, 4, "masks")))
     heads = head.model(head.convolution(1, 4, "values"), head.convolution(1, 3, "others"))
-    for model in (classifier, segmentation, heads):
+    nine_anchors = head.model(  # their boxes are no distributions
+        *(head.convolution(level, width, name) for level in (0, 1) for name, width in (("b", 36), ("s", 54)))
+    )
+    restored = head.layers.Conv2D(3, 3, padding="same")(head.image)
+    reading_the_input = (
+        head.model(head.image - restored),
+        head.model(head.layers.Concatenate()([restored, head.image])),
+        head.model(restored, head.image),
+    )
+    for model in (classifier, segmentation, heads, nine_anchors, *reading_the_input):
         assert detector_model(model) is None
 
 
 def test_masks_are_not_probed_location_by_location(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+
     monkeypatch.setattr(probing, "_locations", lambda *_: pytest.fail("it is probed"))
     layers = keras.layers
     for size, stride in ((512, 1), (512, 2), (2048, 4)):
@@ -593,8 +581,6 @@ def test_masks_are_not_probed_location_by_location(keras: Any, monkeypatch: pyte
 def test_an_export_takes_photos_as_the_family_does(
     keras: Any, tmp_path: Path, build: Callable[[Head], Any], bgr: bool
 ) -> None:
-    import compress
-
     build(Head(keras)).save(tmp_path / "model.keras")
     (tmp_path / "photos").mkdir()
     random = np.random.default_rng(0)
@@ -615,8 +601,6 @@ def test_an_export_takes_photos_as_the_family_does(
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
-    import compress
-
     yolov5_raw(Head(keras)).save(tmp_path / "raw.keras")
     result = compress.export(tmp_path / "raw.keras", out=tmp_path / "out", target="cpu", detector="yolov5")
     opened = Bundle(next((tmp_path / "out").rglob("*.coralline")).read_bytes())
@@ -630,16 +614,3 @@ def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
         compress.export(tmp_path / "other.keras", out=tmp_path / "other", target="cpu", detector="yolov5")
     with pytest.raises(ModelError, match="'yolov99' is not a family of detectors"):
         compress.export(tmp_path / "raw.keras", out=tmp_path / "other", detector="yolov99")
-
-
-@pytest.mark.parametrize("end", ["difference", "concatenation", "input"])
-def test_a_model_whose_output_reads_its_input_is_not_a_detector(keras: Any, end: str) -> None:
-    head = Head(keras)
-    image = head.image
-    restored = head.layers.Conv2D(3, 3, padding="same")(image)
-    outputs = {
-        "difference": image - restored,
-        "concatenation": head.layers.Concatenate()([restored, image]),
-        "input": [restored, image],
-    }[end]
-    assert detector_model(keras.Model(image, outputs)) is None

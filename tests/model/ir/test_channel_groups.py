@@ -173,33 +173,34 @@ def test_a_grouped_convolution_loses_whole_groups(keras: Any) -> None:
     assert first.weights[0].shape[2:] == (4, 16)  # four channels in each of four groups
 
 
+def groups_of_classifier(keras: Any, image: Any, x: Any) -> ChannelGroups:
+    """Return the groups of the network from an image to a map, with the end of a classifier."""
+    scores = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x))
+    return structure.find_groups(keras_graph.read(keras.Model(image, scores)))
+
+
+def pinned(channels: ChannelGroups, *names: str) -> list[bool]:
+    """Return for each layer whether all its channels, or none, are pinned."""
+    masks = [channels.pinned[channels.layouts[LayerOutput(name)]] for name in names]
+    assert all(mask.all() or not mask.any() for mask in masks)
+    return [bool(mask.all()) for mask in masks]
+
+
 def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
     image = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(8, 3, name="free")(image)
     x = keras.layers.Conv2D(8, 3, name="before")(x)
-    x = keras.layers.LayerNormalization(name="norm")(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    model = keras.Model(image, keras.layers.Dense(3)(x))
-    channels = structure.find_groups(keras_graph.read(model))
+    channels = groups_of_classifier(keras, image, keras.layers.LayerNormalization(name="norm")(x))
     assert channels.unsupported == ("norm",)
-    assert channels.pinned[channels.layouts[LayerOutput("before")]].all()
-    assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
+    assert pinned(channels, "before", "free") == [True, False]
 
 
 def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
     image = keras.Input((6, 6, 3))
     x = keras.layers.Conv2D(4, 3, name="conv")(image)
     x = keras.ops.add(x, np.arange(4, dtype=np.float32))
-    x = keras.layers.Conv2D(5, 1, name="next")(x)
-    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
-    channels = structure.find_groups(keras_graph.read(model))
-    assert channels.pinned[channels.layouts[LayerOutput("conv")]].all()
-    assert not channels.pinned[channels.layouts[LayerOutput("next")]].any()
-
-
-def whole(net: Network, channels: ChannelGroups) -> Network:
-    """Return the network with all its channels, rebuilt."""
-    return structure.remove(net, channels, np.ones(len(channels.group), bool))
+    channels = groups_of_classifier(keras, image, keras.layers.Conv2D(5, 1, name="next")(x))
+    assert pinned(channels, "conv", "next") == [True, False]
 
 
 def test_functions_across_channels_hold_them(keras: Any) -> None:
@@ -209,13 +210,9 @@ def test_functions_across_channels_hold_them(keras: Any) -> None:
     x = layers.Conv2D(8, 1, name="before")(inside)
     x = layers.Activation("log_softmax", name="activation")(x)
     x = layers.DepthwiseConv2D(3, activation="softmax", name="depthwise")(layers.Conv2D(8, 1, name="deep")(x))
-    x = layers.Conv2D(8, 1, name="free")(x)
-    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.find_groups(keras_graph.read(model))
-    pinned = {name: channels.pinned[channels.layouts[LayerOutput(name)]].all() for name in ("inside", "before", "deep")}
-    assert pinned == {"inside": True, "before": True, "deep": True}
+    channels = groups_of_classifier(keras, image, layers.Conv2D(8, 1, name="free")(x))
+    assert pinned(channels, "inside", "before", "deep", "free") == [True, True, True, False]
     assert channels.unsupported == ("activation", "depthwise")
-    assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
 
 
 def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: Any) -> None:
@@ -224,8 +221,7 @@ def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: 
     x = layers.Rescaling([1.0, 2.0, 3.0, 4.0], name="scaled")(layers.Conv2D(4, 1)(image))
     x = layers.Dropout(0.5, noise_shape=(None, 1, 1, 4), name="dropped")(layers.Conv2D(4, 1)(x))
     x = keras.ops.multiply(layers.Conv2D(4, 1)(x), keras.ops.convert_to_tensor([1.0, 2.0, 3.0, 4.0]))
-    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.find_groups(keras_graph.read(model))
+    channels = groups_of_classifier(keras, image, x)
     assert {"scaled", "dropped"} < set(channels.unsupported)
     assert len(channels.unsupported) == 3
     assert channels.pinned.all()
@@ -241,8 +237,9 @@ def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
+    whole = structure.remove(net, channels, np.ones(len(channels.group), bool))
     for _ in range(2):  # Keras removes settings from the configuration that it gets
-        assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
+        assert keras_graph.build(whole).count_params() == model.count_params()
     costs = cost.Costs(net, channels, [], load("edgetpu"))
     assert costs.parameters(()) == model.count_params()
 

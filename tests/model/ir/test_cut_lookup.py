@@ -47,21 +47,14 @@ def test_both_parts_compute_the_same(keras: Any) -> None:
     np.testing.assert_allclose(tensor.real(stored), parts.table, atol=0.51 * tensor.scale)  # type: ignore[operator]
 
 
-def _averaged(layers: Any, numbers: Any, vectors: Any) -> Any:
-    del numbers
-    return layers.Dense(2)(layers.GlobalAveragePooling1D()(vectors))
-
-
-def _input_again(layers: Any, numbers: Any, vectors: Any) -> Any:
-    return layers.Concatenate()([layers.Flatten()(vectors), numbers])
-
-
-def _input_is_output(layers: Any, numbers: Any, vectors: Any) -> Any:
-    return [layers.Flatten()(vectors), numbers]
-
-
 @pytest.mark.parametrize(
-    ("middle", "settings"), [(_averaged, {"mask_zero": True}), (_input_again, {}), (_input_is_output, {})]
+    ("middle", "settings"),
+    [
+        (lambda layers, _, vectors: layers.Dense(2)(layers.GlobalAveragePooling1D()(vectors)), {"mask_zero": True}),
+        (lambda layers, numbers, vectors: layers.Concatenate()([layers.Flatten()(vectors), numbers]), {}),
+        (lambda layers, numbers, vectors: [layers.Flatten()(vectors), numbers], {}),
+    ],
+    ids=["masks", "input again", "input is an output"],
 )
 def test_other_lookups_stay(keras: Any, middle: Any, settings: Any) -> None:
     _, read = network(keras, middle, **settings)

@@ -53,39 +53,36 @@ def test_a_nested_model_may_read_its_own_outputs(keras: Any) -> None:
     assert (types["inside"], types["between"], types["before"]) == ("float32", "bfloat16", "bfloat16")
 
 
-def directly(keras: Any, words: Any) -> Any:
-    return keras.layers.Embedding(WORDS, 8)(words)
+def embedding(keras: Any) -> Any:
+    return keras.layers.Embedding(WORDS, 8)
 
 
-def reshaped(keras: Any, words: Any) -> Any:
-    layers = keras.layers
-    flat = layers.Identity()(layers.Reshape((16,))(layers.Reshape((4, 4))(words)))
-    return layers.Embedding(WORDS, 8)(flat)
+def squared(keras: Any, words: Any) -> Any:
+    return keras.layers.Reshape((4, 4))(words)
 
 
-def nested(keras: Any, words: Any) -> Any:
-    """The indices pass through layers of the outer model, and of the nested one."""
-    layers = keras.layers
-    stack = [keras.Input((4, 4)), layers.Reshape((16,)), layers.Embedding(WORDS, 8)]
-    return keras.Sequential(stack)(layers.Reshape((4, 4))(words))
-
-
-def after_a_nested_model(keras: Any, words: Any) -> Any:
-    layers = keras.layers
-    return layers.Embedding(WORDS, 8)(keras.Sequential([keras.Input((16,)), layers.Reshape((16,))])(words))
-
-
-def wrapped(keras: Any, words: Any) -> Any:
-    layers = keras.layers
-    rows = layers.TimeDistributed(layers.Embedding(WORDS, 8))(layers.Reshape((4, 4))(words))
-    return layers.Reshape((16, 8))(rows)
+LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
+    "directly": lambda keras, words: embedding(keras)(words),
+    "reshaped": lambda keras, words: embedding(keras)(
+        keras.layers.Identity()(keras.layers.Reshape((16,))(squared(keras, words)))
+    ),
+    "through layers of the outer model and of a nested one": lambda keras, words: keras.Sequential(
+        [keras.Input((4, 4)), keras.layers.Reshape((16,)), embedding(keras)]
+    )(squared(keras, words)),
+    "after a nested model": lambda keras, words: embedding(keras)(
+        keras.Sequential([keras.Input((16,)), keras.layers.Reshape((16,))])(words)
+    ),
+    "wrapped": lambda keras, words: keras.layers.Reshape((16, 8))(
+        keras.layers.TimeDistributed(embedding(keras))(squared(keras, words))
+    ),
+}
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("lookup", [directly, reshaped, nested, after_a_nested_model, wrapped])
-def test_indices_of_words_stay_exact(keras: Any, lookup: Callable[[Any, Any], Any], policy: str) -> None:
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_indices_of_words_stay_exact(keras: Any, lookup: str, policy: str) -> None:
     words = keras.Input((16,))
-    x = keras.layers.Conv1D(8, 3, name="convolution")(lookup(keras, words))
+    x = keras.layers.Conv1D(8, 3, name="convolution")(LOOKUPS[lookup](keras, words))
     model = keras.Model(words, keras.layers.Dense(2)(keras.layers.GlobalMaxPooling1D(name="pooling")(x)))
     twin = lowered(model, policy)
     types = computed(twin)

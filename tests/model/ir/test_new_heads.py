@@ -10,7 +10,7 @@ import pytest
 
 from compress.core.errors import ModelError
 from compress.model.ir import keras_graph
-from compress.model.ir.passes import cut_head, fold, restore_norms
+from compress.model.ir.passes import cut_head, fold
 from compress.model.ir.passes.copy_weights import copy_weights
 
 pytestmark = pytest.mark.tensorflow
@@ -61,28 +61,28 @@ def test_dense_networks_end_before_their_last_layer(keras: Any) -> None:
     inputs = keras.Input((8,))
     model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dense(4, "relu", name="first")(inputs)))
     assert cut_head.feature_map(keras_graph.read(model)).layer == "first"
-    with pytest.raises(ModelError, match="its features are not found"):
+    with pytest.raises(ModelError, match="the features of the model are not found"):
         cut_head.feature_map(keras_graph.read(keras.Model(inputs, layers.Dense(3)(inputs))))
 
 
 def test_restored_batch_norms_change_nothing(keras: Any) -> None:
     model = networks.randomized(classifier(keras))
     folded = fold.folded(keras_graph.read(model))
-    restored, names = restore_norms.restored(folded)
+    restored, names = fold.with_restored_norms(folded)
     assert len(names) == 2
     samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
     expected = np.asarray(model(samples))
     np.testing.assert_allclose(np.asarray(keras_graph.build(restored)(samples)), expected, atol=1e-5)
     norm = restored.layers[names[0]]
     draw = np.random.default_rng(1)
-    other = restore_norms.with_statistics(norm, draw.normal(size=6), draw.random(6) + 0.1)
+    other = fold.with_statistics(norm, draw.normal(size=6), draw.random(6) + 0.1)
     moved = keras_graph.build(restored.edited({norm.name: other}, {}))
     np.testing.assert_allclose(np.asarray(moved(samples)), expected, atol=1e-5)
 
 
 def test_a_network_with_batch_norms_keeps_them(keras: Any) -> None:
     network = keras_graph.read(classifier(keras))
-    assert restore_norms.restored(network) == (network, ())
+    assert fold.with_restored_norms(network) == (network, ())
 
 
 def test_weights_are_copied_up_to_the_head(keras: Any) -> None:

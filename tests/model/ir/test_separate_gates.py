@@ -75,21 +75,12 @@ def test_other_functions_have_no_gate(keras: Any, function: str) -> None:
         separate_gates.separated(network, ["end"])
 
 
-def test_a_layer_with_another_reader_stays(keras: Any) -> None:
-    network = network_of(keras, keras.layers.Conv2D(6, 3), keras.layers.Activation("silu"), with_another_reader=True)
-    assert not separate_gates.find(network)
-
-
-def test_a_product_with_another_gate_stays(keras: Any) -> None:
+def test_layers_with_other_readers_gates_and_outputs_stay(keras: Any) -> None:
     layers = keras.layers
-
-    def with_a_gate_of_its_own(x: Any) -> Any:
-        return x * layers.Conv2D(6, 1, activation="sigmoid")(x)
-
-    assert not separate_gates.find(network_of(keras, layers.Conv2D(6, 3), with_a_gate_of_its_own))
-
-
-def test_the_output_of_the_model_stays(keras: Any) -> None:
+    silu = layers.Activation("silu")
+    assert not separate_gates.find(network_of(keras, layers.Conv2D(6, 3), silu, with_another_reader=True))
+    gate = layers.Conv2D(6, 1, activation="sigmoid")
+    assert not separate_gates.find(network_of(keras, layers.Conv2D(6, 3), lambda x: x * gate(x)))
     image = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(6, 3)(image)
     model = keras.Model(image, [x, keras.layers.Activation("silu")(x)])

@@ -138,8 +138,7 @@ def test_the_range_of_an_input_is_that_of_its_codes() -> None:
 
 
 def test_codes_are_rounded_and_limited() -> None:
-    tensor = Tensor((1, 6, 6, 4), scales=(0.5,), zero_point=10)
-    quantized = convolution(tensor)
+    quantized = convolution(Tensor((1, 6, 6, 4), scales=(0.5,), zero_point=10))
     codes = dequantization.codes(np.array([0, 0.24, 0.26, 900, -900]), quantized.tensors[3])
     assert codes.tolist() == [10, 10, 11, 127, -128]
     assert codes.dtype == np.int8
@@ -172,7 +171,6 @@ def test_every_operator_of_real_files_differs_by_its_rounding(path: Any) -> None
         pytest.skip("it has an operator that has no float form here")
     quantized = graph.read(path)
     both = dequantization.dequantize(quantized)
-    differences = dequantization.operator_differences(
-        both, [comparison.random_feed(quantized, np.random.default_rng(0))]
-    )
+    feeds = [comparison.random_feed(quantized, np.random.default_rng(0))]
+    differences = dequantization.operator_differences(both, feeds)
     assert max(difference.largest for difference in differences) <= 1.0

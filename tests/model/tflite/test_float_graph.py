@@ -24,9 +24,6 @@ def test_a_graph_with_float_ends_and_8_bits_inside_is_quantized() -> None:
     tensors = {"in": Tensor((1, 4), "FLOAT32"), "q": Tensor((1, 4)), "out": Tensor((1, 4), "FLOAT32")}
     ops = [Op("QUANTIZE", ["in"], ["q"]), Op("DEQUANTIZE", ["q"], ["out"])]
     assert not float_graph.is_float(read(tensors, ops, ["in"], ["out"]))
-
-
-def test_the_shipped_examples() -> None:
     assert float_graph.is_float(graph.parse(tiny.classifier(int8=False)))
     assert not float_graph.is_float(graph.parse(tiny.classifier()))
 

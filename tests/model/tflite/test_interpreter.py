@@ -14,17 +14,16 @@ from compress.core.errors import ModelError
 from compress.model.tflite.interpreter import LoadedModel, version
 
 
-def written(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
+def loaded(folder: Path, content: bytes) -> LoadedModel:
+    (folder / "m.tflite").write_bytes(content)
+    return LoadedModel(folder / "m.tflite", reproducible=True)
 
 
 def test_scores_of_float_and_int8_agree(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).random((20, 4, 4, 1), np.float32)
     scores = {}
     for int8 in (False, True):
-        path = written(tmp_path / "m.tflite", tiny.classifier(int8=int8))
-        model = LoadedModel(path, reproducible=True)
+        model = loaded(tmp_path, tiny.classifier(int8=int8))
         scores[int8] = model.scores(samples)
         assert scores[int8].shape == (20, 3)
         assert scores[int8].dtype == np.float32
@@ -36,7 +35,7 @@ def test_scores_of_float_and_int8_agree(tmp_path: Path) -> None:
 
 
 def test_feed_quantizes(tmp_path: Path) -> None:
-    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = loaded(tmp_path, tiny.classifier())
     sample = np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4, 1)
     (stored,) = model.feed(sample)
     assert stored.shape == (1, 4, 4, 1)
@@ -59,13 +58,13 @@ def test_feed_quantizes(tmp_path: Path) -> None:
     ],
 )
 def test_a_sample_that_does_not_fit(tmp_path: Path, shape: tuple[int, ...], hint: str) -> None:
-    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = loaded(tmp_path, tiny.classifier())
     with pytest.raises(ModelError, match=rf"takes \[1, 4, 4, 1\], but the data gives .*; {hint}"):
         model.feed(np.zeros(shape, np.float32))
 
 
 def test_describe(tmp_path: Path) -> None:
-    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = loaded(tmp_path, tiny.classifier())
     assert model.input_tensors[0].to_json() == {
         "name": "image",
         "tensor": "image",
@@ -74,7 +73,7 @@ def test_describe(tmp_path: Path) -> None:
         "scale": pytest.approx(1 / 255),
         "zero_point": -128,
     }
-    floats = LoadedModel(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
+    floats = loaded(tmp_path, tiny.classifier(int8=False))
     assert floats.output_tensors[0].to_json() == {
         "name": "scores",
         "tensor": "scores",
@@ -87,23 +86,20 @@ def test_describe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no model", tiny.classifier()[:500], b"\x1c\0\0\0TFL3" + bytes(64)])
 def test_what_the_runtime_refuses(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path / "m.tflite", content)
     with pytest.raises(ModelError, match=r"m\.tflite: the TFLite runtime refuses it: .") as caught:
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, content)
     assert "\n" not in str(caught.value)
 
 
 def test_an_operator_without_kernel(tmp_path: Path) -> None:
     tensors = {"x": Tensor((1, 2)), "y": Tensor((1, 2))}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("MyOp", "x", "y", custom=True)], "x", "y"))
     with pytest.raises(ModelError, match=r"this host lacks its custom operators: MyOp; .*; if it is compiled"):
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, one_op.content(tensors, [Op("MyOp", "x", "y", custom=True)], "x", "y"))
 
 
 def test_several_inputs(tmp_path: Path) -> None:
     tensors = {name: Tensor((1, 2)) for name in "abc"}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("ADD", "ab", "c", 2)], "ab", "c"))
-    model = LoadedModel(path, reproducible=True)
+    model = loaded(tmp_path, one_op.content(tensors, [Op("ADD", "ab", "c", 2)], "ab", "c"))
     rows = np.array([[1, 2, 10, 20], [3, 4, 30, 40]], np.float32)
     np.testing.assert_array_equal(model.scores(rows), [[11, 22], [33, 44]])
     with pytest.raises(
@@ -116,8 +112,7 @@ def test_outputs_of_different_types_and_scales(tmp_path: Path) -> None:
     plain = Tensor((1, 2), "FLOAT32", scales=())
     tensors = {"x": plain, "a": Tensor((1, 2)), "b": plain}
     ops = [Op("QUANTIZE", "x", "a"), Op("ADD", "xx", "b", 2)]
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, ops, "x", "ab"))
-    model = LoadedModel(path, reproducible=True)
+    model = loaded(tmp_path, one_op.content(tensors, ops, "x", "ab"))
     assert not model.floating
     assert model.output_layout.sizes == (2, 2)
     np.testing.assert_array_equal(model.scores(np.array([[1, 2.25]], np.float32)), np.float32([[1, 2.5, 2, 4.5]]))
@@ -127,23 +122,21 @@ def test_outputs_of_different_types_and_scales(tmp_path: Path) -> None:
 def test_a_scale_for_each_channel_is_refused(tmp_path: Path, end: str) -> None:
     many, one = Tensor((2, 1), scales=(0.5, 0.25)), Tensor((2, 1), "FLOAT32", scales=())
     tensors = {"x": many, "y": one} if end == "input" else {"x": one, "y": many}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
     with pytest.raises(ModelError, match=f"its {end} is int8 with a scale for each channel; allowed: float, integers"):
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
 
 
-def test_pixels_as_bytes(tmp_path: Path) -> None:
-    tensors = {"x": Tensor((1, 3), "UINT8", scales=()), "y": Tensor((1, 3), "FLOAT32", scales=())}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
-    model = LoadedModel(path, reproducible=True)
-    np.testing.assert_array_equal(model.scores(np.array([[7.6, -3, 300]], np.float32)), [[8, 0, 255]])
-
-
-def test_plain_integers_are_numbers(tmp_path: Path) -> None:
-    tensors = {"x": Tensor((1, 2), "INT32", scales=()), "y": Tensor((1, 2), "INT64", scales=())}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
-    model = LoadedModel(path, reproducible=True)
-    np.testing.assert_array_equal(model.scores(np.array([[7, -3]], np.float32)), [[7, -3]])
+@pytest.mark.parametrize(
+    ("dtypes", "stored", "expected"),
+    [(("UINT8", "FLOAT32"), [7.6, -3, 300], [8, 0, 255]), (("INT32", "INT64"), [7, -3, 0], [7, -3, 0])],
+    ids=["pixels as bytes", "plain integers"],
+)
+def test_integers_without_scales_are_numbers(
+    tmp_path: Path, dtypes: tuple[str, str], stored: list[float], expected: list[int]
+) -> None:
+    tensors = {name: Tensor((1, 3), dtype, scales=()) for name, dtype in zip("xy", dtypes, strict=True)}
+    model = loaded(tmp_path, one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
+    np.testing.assert_array_equal(model.scores(np.array([stored], np.float32)), [expected])
 
 
 def test_version_names_the_runtime() -> None:

@@ -15,15 +15,19 @@ from compress.model.tflite.interpreter import LoadedModel
 from compress.targets import load
 
 
+def loaded(folder: Path, content: bytes) -> LoadedModel:
+    (folder / "model.tflite").write_bytes(content)
+    return LoadedModel(folder / "model.tflite", reproducible=True)
+
+
 def test_a_file_with_a_table_takes_numbers(tmp_path: Path) -> None:
-    for name, with_table in (("with", True), ("without", False)):
-        (tmp_path / name).write_bytes(text_bundles.model(with_table=with_table))
     numbers = np.random.default_rng(0).integers(0, 21, (5, text_bundles.WORDS)).astype(np.float32)
-    model = LoadedModel(tmp_path / "with", reproducible=True)
+    (tmp_path / "without").mkdir()
+    model = loaded(tmp_path, text_bundles.model())
+    plain = loaded(tmp_path / "without", text_bundles.model(with_table=False))
     assert model.input_layout.shapes == ((text_bundles.WORDS,),)
     (tensor,) = model.input_tensors
     vectors = tensor.real(text_bundles.table())[numbers.astype(int)]
-    plain = LoadedModel(tmp_path / "without", reproducible=True)
     assert plain.lookup is None
     np.testing.assert_array_equal(model.scores(numbers), plain.scores(vectors))
     with pytest.raises(ModelError, match=r"from 0 to 20.*buckets"):
@@ -65,19 +69,15 @@ def test_a_file_without_a_table(tmp_path: Path) -> None:
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, table: np.ndarray, message: str) -> None:
     parsed = graph.parse(text_bundles.model(with_table=False))
-    path = tmp_path / "model.tflite"
-    path.write_bytes(graph.serialize(lookup.with_table(parsed, table)))
     with pytest.raises(ModelError, match=message):
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, graph.serialize(lookup.with_table(parsed, table)))
 
 
 def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
     content = text_bundles.model()
     start = content.index(b"\x93NUMPY")
-    path = tmp_path / "model.tflite"
-    path.write_bytes(content[:start] + b"\0" + content[start + 1 :])
     with pytest.raises(ModelError, match=r"model\.tflite: the metadata .* is not an array of numbers"):
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, content[:start] + b"\0" + content[start + 1 :])
 
 
 def test_the_check_says_what_the_cpu_does_first() -> None:
@@ -90,7 +90,5 @@ def test_the_check_says_what_the_cpu_does_first() -> None:
 def test_metadata_without_its_buffer_is_refused(tmp_path: Path) -> None:
     parsed = graph.parse(text_bundles.model())
     parsed.source.metadata[-1].buffer = len(parsed.source.buffers)
-    path = tmp_path / "model.tflite"
-    path.write_bytes(graph.serialize(parsed))
     with pytest.raises(ModelError, match="a buffer of the metadata does not exist"):
-        LoadedModel(path, reproducible=True)
+        loaded(tmp_path, graph.serialize(parsed))

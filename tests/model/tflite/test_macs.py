@@ -50,10 +50,7 @@ CASES = {
         counted("DEPTHWISE_CONV_2D", [Tensor((1, 8, 8, 5)), weights(1, 3, 1, 10), bias(10)], Tensor((1, 6, 8, 10))),
         (6 * 8 * 10 * 3, 10 * 3 + 10),
     ),
-    "dense": (
-        counted("FULLY_CONNECTED", [Tensor((1, 64)), weights(10, 64), bias(10)], Tensor((1, 10))),
-        (640, 650),
-    ),
+    "dense": (counted("FULLY_CONNECTED", [Tensor((1, 64)), weights(10, 64), bias(10)], Tensor((1, 10))), (640, 650)),
     "dense on rows": (
         counted("FULLY_CONNECTED", [Tensor((1, 7, 64)), weights(10, 64), None], Tensor((1, 7, 10))),
         (7 * 640, 640),
@@ -102,13 +99,7 @@ def test_lstm() -> None:
 
 
 def test_sums_over_the_graph_and_shared_weights_once() -> None:
-    tensors = {
-        "x": Tensor((1, 8)),
-        "w": weights(8, 8),
-        "b": bias(8),
-        "y": Tensor((1, 8)),
-        "z": Tensor((1, 8)),
-    }
+    tensors = {"x": Tensor((1, 8)), "w": weights(8, 8), "b": bias(8), "y": Tensor((1, 8)), "z": Tensor((1, 8))}
     parsed = one_op.read(tensors, [Op("FULLY_CONNECTED", "xwb", "y"), Op("FULLY_CONNECTED", "ywb", "z")], "x", "z")
     assert arithmetic.total_macs(parsed) == 2 * 64
     assert arithmetic.parameters(parsed) == 72

@@ -55,49 +55,23 @@ def test_sparse_weights_of_an_operator() -> None:
     np.testing.assert_allclose(output, runtime_output(file, x), atol=1e-6)
 
 
-def fewer_values(values: np.ndarray, parameters: Any) -> np.ndarray:
-    return values[:-1]
+DAMAGES: dict[str, Callable[[Any], None]] = {
+    "an index outside": lambda p: p.dimMetadata[1].arrayIndices.values.__setitem__(0, SHAPE[1]),
+    "a negative index": lambda p: p.dimMetadata[1].arrayIndices.values.__setitem__(0, -1),
+    "falling segments": lambda p: p.dimMetadata[1].arraySegments.values.__setitem__(slice(1, 3), [9, 0]),
+    "a larger dimension": lambda p: setattr(p.dimMetadata[0], "denseSize", 2**30),
+    "a dimension twice": lambda p: setattr(p, "traversalOrder", [0, 0]),
+    "no levels": lambda p: setattr(p, "dimMetadata", None),
+    "no indices": lambda p: setattr(p.dimMetadata[1], "arrayIndices", None),
+    "fewer values": lambda p: None,
+}
 
 
-def outside(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata[1].arrayIndices.values[0] = SHAPE[1]
-    return values
-
-
-def falling(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata[1].arraySegments.values[1:3] = [9, 0]
-    return values
-
-
-def negative(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata[1].arrayIndices.values[0] = -1
-    return values
-
-
-def larger(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata[0].denseSize = 2**30
-    return values
-
-
-def twice(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.traversalOrder = [0, 0]
-    return values
-
-
-def no_levels(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata = None
-    return values
-
-
-def no_indices(values: np.ndarray, parameters: Any) -> np.ndarray:
-    parameters.dimMetadata[1].arrayIndices = None
-    return values
-
-
-@pytest.mark.parametrize("damage", [fewer_values, outside, falling, negative, larger, twice, no_levels, no_indices])
-def test_damaged_parameters_are_refused(damage: Callable[[np.ndarray, Any], np.ndarray]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_parameters_are_refused(damage: str) -> None:
     values, parameters = encoded(sparse_values(), (0, 1), {}, {1}, "Int32Vector")
-    file = content(damage(values, parameters), parameters, densify=True)
+    DAMAGES[damage](parameters)
+    file = content(values[:-1] if damage == "fewer values" else values, parameters, densify=True)
     with pytest.raises(ModelError, match=r"damaged \.tflite file: .*sparse constant"):
         graph.parse(file)
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from compress.model.ir.keras_graph import Layer
 from compress.model.ir.layer_specs import families as f
-from compress.model.ir.layer_specs.base import ChannelFlow, LayerSpec, RangeRule
+from compress.model.ir.layer_specs.base import ChannelFlow, Kernel, LayerSpec, RangeRule
 from compress.model.ir.layer_specs.functions import ACROSS_CHANNELS, ELEMENTWISE, operation_name
-from compress.model.ir.layer_specs.kernels import Kernel
 
 __all__ = ["ChannelFlow", "Kernel", "LayerSpec", "RangeRule", "all_specs", "spec_of", "spec_of_live"]
 

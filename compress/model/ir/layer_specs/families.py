@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from compress.model.ir.keras_graph import Layer
-from compress.model.ir.layer_specs.base import ChannelFlow, LayerSpec, RangeRule
+from compress.model.ir.layer_specs.base import ChannelFlow, Kernel, LayerSpec, RangeRule
 from compress.model.ir.layer_specs.functions import canonical_name
-from compress.model.ir.layer_specs.kernels import Kernel
 
 # --- layers with kernels -----------------------------------------------------------------
 
@@ -157,11 +156,7 @@ class AugmentationSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class FunctionSpec(LayerSpec):
-    """A layer or operation that applies one activation function.
-
-    Attributes:
-        applies: the name of the function.
-    """
+    """A layer or operation that applies one activation function."""
 
     applies: str = ""
 

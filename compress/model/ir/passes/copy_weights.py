@@ -18,7 +18,7 @@ from compress.core.errors import ModelError
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, Weights
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.passes import fold
-from compress.model.ir.passes.restore_norms import bias_only
+from compress.model.ir.passes.fold import bias_only
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class CopiedWeights:
     """A network with copied weights.
 
     Attributes:
-        network: the network.
         copied: the layers with kernels that got weights, in order of computation.
         others: the layers with kernels that keep theirs: the head, usually.
         norms: the batch norms after the copied layers. Their statistics do not fit the data yet: mean 0, variance 1.
@@ -91,9 +90,9 @@ def _with_weights(layer: Layer, norm: Layer | None, source: Layer) -> list[Layer
     if norm is not None:
         own_bias = (np.zeros_like(layer.weights[1]),) if has_bias else ()
         weights = _norm_weights(norm, bias)
-        return (
-            None if weights is None else [replace(layer, weights=(kernel, *own_bias)), replace(norm, weights=weights)]
-        )
+        if weights is None:
+            return None
+        return [replace(layer, weights=(kernel, *own_bias)), replace(norm, weights=weights)]
     if not has_bias:
         return None if bias.any() else [replace(layer, weights=(kernel,))]
     return [replace(layer, weights=(kernel, bias))]

@@ -7,7 +7,6 @@ layer with weights. A head depends on the old classes and often on the size of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from compress.core.errors import ModelError
@@ -17,20 +16,16 @@ from compress.model.ir.layer_specs import spec_of
 
 
 def without_head(network: Network, last: str | None = None) -> Network:
-    """Return the layers of a model up to its last feature map, which becomes the only output.
-
-    Args:
-        network: a trained model.
-        last: the layer whose output is the feature map; None to find it.
+    """Return the layers of a model up to its last feature map, or to the layer `last`: it becomes the only output.
 
     Raises:
-        ModelError: the model has no such layer, or no tensor that all paths to its outputs cross.
+        ModelError: the model has no layer `last`, or no tensor that all paths to its outputs cross.
     """
     return subnetwork(network, [feature_map(network, last)])
 
 
 def feature_map(network: Network, last: str | None = None) -> LayerOutput:
-    """Return the tensor with the features that a head reads; arguments and errors as in `without_head`."""
+    """Return the tensor with the features that a head reads; for arguments and errors see `without_head`."""
     if last is not None:
         if last not in network.layers:
             raise ModelError(
@@ -40,17 +35,15 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
             )
         return LayerOutput(last, max(len(network.layers[last].calls) - 1, 0))
     crossed = _crossed_by_all_paths(network)
-    maps = [
-        tensor
-        for tensor in crossed
-        if _computes_features(network.layers[tensor.layer]) and prod(_known(network.shapes[tensor][:-1])) > 1
-    ]
-    if maps:
-        return maps[-1]
+    for tensor in reversed(crossed):
+        # An open dimension counts as 2, because it can have several positions.
+        positions = prod(2 if size is None else size for size in network.shapes[tensor][:-1])
+        if positions > 1 and _computes_features(network.layers[tensor.layer]):
+            return tensor
     weighted = [index for index, tensor in enumerate(crossed) if network.layers[tensor.layer].weights]
     if not weighted or weighted[-1] == 0 or not network.layers[crossed[weighted[-1] - 1].layer].calls:
         raise ModelError(
-            "its features are not found: no layer with weights comes before its last one, on every path to its outputs",
+            "the features of the model are not found: no layer with weights comes before the last one on all paths",
             hint="name a layer with `model: {head: {after: LAYER}}`",
         )
     return crossed[weighted[-1] - 1]
@@ -61,11 +54,6 @@ def _computes_features(layer: Layer) -> bool:
     spec = spec_of(layer)
     passes_on = spec.pads or spec.random_in_training or spec.keeps_values
     return bool(layer.calls) and not passes_on and spec.activation(layer) != "softmax"
-
-
-def _known(shape: tuple[int | None, ...]) -> Iterator[int]:
-    """Yield the dimensions; an open one counts as 2, because it can have several positions."""
-    return (2 if size is None else size for size in shape)
 
 
 def _crossed_by_all_paths(network: Network) -> list[LayerOutput]:

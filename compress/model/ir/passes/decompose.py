@@ -7,6 +7,7 @@ The function stays the same.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
@@ -18,15 +19,13 @@ from numpy.typing import NDArray
 from compress.model.ir import layer_specs as specs
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, inlined, map_tensors, read
 from compress.model.ir.layer_specs import LayerSpec, spec_of
+from compress.model.ir.layer_specs.functions import SELU_ALPHA, SELU_SCALE
 from compress.model.ir.passes import unroll
 from compress.model.ir.passes.by_channel import by_channel
 from compress.model.ir.tensorflow import keras
 
 Steps = Callable[[Layer, list[Any]], Any]
 """(layer, its symbolic inputs) -> its symbolic output in single steps; None if the layer has to stay."""
-SELU_SCALE = 1.0507009873554805
-SELU_ALPHA = 1.6732632423543772
-"""Source: Klambauer et al., Self-Normalizing Neural Networks, 2017."""
 EXACT_RELUS = (None, 6.0)
 """Limits of a ReLU for which TFLite has an operator."""
 
@@ -49,11 +48,6 @@ def reason_to_stay(network: Network, name: str) -> str:
 
 
 def _decomposed(network: Network, name: str) -> Network:
-    """Return the network as in `decomposed`.
-
-    Raises:
-        NotUnrolledError: the layer is recurrent, and has to stay.
-    """
     layer = network.layers[name]
     spec = spec_of(layer)
     steps = STEPS_BY_FUNCTION.get(spec.activation(layer) or "") or STEPS_BY_KIND.get(spec)
@@ -78,9 +72,6 @@ def _refuse_masks(network: Network) -> None:
     """Refuse a network in which a layer marks time steps that recurrent layers skip.
 
     Keras passes such masks on without a tensor: the marks depend on the values of the input, and so do the steps.
-
-    Raises:
-        NotUnrolledError: there is such a layer.
     """
     for layer in network.layers.values():
         if spec_of(layer).masks(layer.config):
@@ -217,31 +208,29 @@ def _in_pairs(spec: LayerSpec) -> Steps:
 
     def steps(layer: Layer, inputs: list[Any]) -> Any:
         del layer
-        join = getattr(keras().layers, spec.kind)
-        total = inputs[0]
-        for other in inputs[1:]:
-            total = join()([total, other])
-        return total if len(inputs) > 2 else None
+        return _joined_in_pairs(spec, inputs) if len(inputs) > 2 else None
 
     return steps
 
 
+def _joined_in_pairs(spec: LayerSpec, inputs: list[Any]) -> Any:
+    join = getattr(keras().layers, spec.kind)
+    return functools.reduce(lambda total, other: join()([total, other]), inputs)
+
+
 def _average(layer: Layer, inputs: list[Any]) -> Any:
     del layer
-    total = inputs[0]
-    for other in inputs[1:]:
-        total = keras().layers.Add()([total, other])
-    return total * (1 / len(inputs))
+    return _joined_in_pairs(specs.ADD, inputs) * (1 / len(inputs))
 
 
 def _flip(layer: Layer, inputs: list[Any]) -> Any:
-    """Replace a reversal by slices, which have known forms; one of the batch stays."""
+    """Replace a reversal by slices, which have known forms; a reversal of the batch stays."""
     (x,), axis = inputs, layer.config.get("axis")
     rank = len(x.shape)
     axes = {dimension % rank for dimension in ([axis] if isinstance(axis, int) else axis or range(rank))}
-    return (
-        None if 0 in axes else x[tuple(slice(None, None, -1 if dimension in axes else 1) for dimension in range(rank))]
-    )
+    if 0 in axes:
+        return None
+    return x[tuple(slice(None, None, -1 if dimension in axes else 1) for dimension in range(rank))]
 
 
 def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:

@@ -57,11 +57,7 @@ def _with_open_batch(network: Network) -> Network:
 
 
 def _explicit(network: Network, layer: Layer) -> Network:
-    """Return the network with the states of a layer as inputs and outputs, after its own ones.
-
-    Raises:
-        ModelError: the layer is called twice, or its states are not known.
-    """
+    """Return the network with the states of a layer as further inputs and outputs."""
     if len(layer.calls) != 1:
         raise _refusal(layer, "and is called several times")
     if len(layer.inputs()) > 1:  # they replace the state of the last call
@@ -94,7 +90,7 @@ def _explicit(network: Network, layer: Layer) -> Network:
 
 
 def _by_cell(states: list[LayerOutput], shapes_by_cell: list[list[Shape]]) -> list[Any]:
-    """Return the states as an `RNN` takes them: those of stacked cells as a list for each cell."""
+    """Return the states in the form of an `RNN`: the states of stacked cells as a list for each cell."""
     if len(shapes_by_cell) == 1:
         return states
     ends = np.cumsum([0, *map(len, shapes_by_cell)]).tolist()
@@ -102,11 +98,6 @@ def _by_cell(states: list[LayerOutput], shapes_by_cell: list[list[Shape]]) -> li
 
 
 def _state_shapes(layer: Layer, output: Shape) -> list[list[Shape]]:
-    """Return the shapes of the states of a layer, in a list for each cell.
-
-    Raises:
-        ModelError: they are not known.
-    """
     config: Mapping[str, Any] = layer.config
     spec: LayerSpec = spec_of(layer)
     if spec == BIDIRECTIONAL:

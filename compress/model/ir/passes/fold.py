@@ -1,4 +1,10 @@
-"""The canonical form for quantization: batch norms folded, activations as separate layers, one step per layer."""
+"""The canonical form for quantization: batch norms folded, activations as separate layers, one step per layer.
+
+The way back is `with_restored_norms`, for networks whose batch norms were folded, as in every .tflite file. Inference
+needs no batch norms, training does: without them, a learning rate that teaches the layers anything makes them diverge.
+A restored batch norm computes what the bias did, so the network stays the same function; its statistics come from
+samples (`compress.learning.training.restored_norms`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
-from compress.model.ir.layer_specs import ACTIVATION, DENSE, TIME_DISTRIBUTED, LayerSpec, spec_of
+from compress.model.ir.keras_graph import Layer, LayerOutput, Network, Weights, tensors_in
+from compress.model.ir.layer_specs import ACTIVATION, BATCH_NORM, DENSE, TIME_DISTRIBUTED, LayerSpec, spec_of
 from compress.model.ir.layer_specs.families import SeparableConvolutionSpec
 from compress.model.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
 
@@ -77,18 +83,14 @@ def _in_steps(network: Network, name: str) -> Network:
     return network if spec_of(network.layers[name]).is_batch_norm else decomposed(network, name)
 
 
-def _shapes(network: Network, new: str, like: LayerOutput, calls: int) -> Network:
-    """Return the network with shapes for the outputs of a new layer: those of `like`."""
-    added = {LayerOutput(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
-    return replace(network, shapes={**network.shapes, **added})
-
-
 def appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
     """Replace `layer`, and append a new layer after each of its calls; all readers read the new layer instead."""
     name = config["name"]
     calls = tuple({"args": [LayerOutput(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
     moved = {LayerOutput(layer.name, call): LayerOutput(name, call) for call in range(len(layer.calls))}
-    network = _shapes(network.edited({layer.name: layer}, moved), name, LayerOutput(layer.name), len(calls))
+    network = network.edited({layer.name: layer}, moved)
+    shapes = {new: network.shapes[old] for old, new in moved.items()}
+    network = replace(network, shapes={**network.shapes, **shapes})
     return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
 
 
@@ -169,3 +171,45 @@ def _folded(layer: Layer, norm: Layer) -> Layer:
         layer.configured(use_bias=True),
         weights=(scaled.astype(np.float32), np.broadcast_to(shifted, factor.shape).astype(np.float32)),
     )
+
+
+NORM_MOMENTUM = 0.9
+"""Keras' 0.99 is too slow for a short training."""
+NORM_EPSILON = 1e-3
+"""The default of Keras' BatchNormalization."""
+
+
+def with_restored_norms(network: Network) -> tuple[Network, tuple[str, ...]]:
+    """Return the same function with a batch norm after every convolution, and the names of the batch norms.
+
+    Nothing is changed in a network that has batch norms. The new ones have mean 0 and variance 1.
+    """
+    if any(spec_of(layer).is_batch_norm for layer in network.layers.values()):
+        return network, ()
+    network = split_activations(network)
+    names = []
+    for layer, call in list(network.in_order()):
+        kernel = spec_of(layer).kernel
+        if call or kernel is None or kernel.transposed or not spec_of(layer).rank or len(layer.calls) != 1:
+            continue
+        channels = network.shapes[LayerOutput(layer.name)][-1]
+        bias = layer.weights[1] if layer.config.get("use_bias", True) else np.zeros(channels or 0, np.float32)
+        name = network.free_name(f"{layer.name}_norm")
+        config = {"name": name, "momentum": NORM_MOMENTUM, "epsilon": NORM_EPSILON}
+        linear = replace(network.layers[layer.name].configured(use_bias=False), weights=layer.weights[:1])
+        network = appended(network, linear, BATCH_NORM, config, bias_only(bias, NORM_EPSILON))
+        names.append(name)
+    return network, tuple(names)
+
+
+def bias_only(bias: NDArray[Any], epsilon: float) -> Weights:
+    """Return gamma, beta, mean and variance of a batch norm that only adds a bias."""
+    return (np.ones_like(bias), bias, np.zeros_like(bias), np.full_like(bias, 1 - epsilon))
+
+
+def with_statistics(norm: Layer, mean: NDArray[Any], variance: NDArray[Any]) -> Layer:
+    """Return a batch norm, which has beta and gamma, with other statistics; its results in inference stay the same."""
+    factor, offset = scale_and_shift(norm)
+    gamma = factor * np.sqrt(variance + norm.config["epsilon"])
+    weights = (gamma, offset + factor * mean, mean, variance)
+    return replace(norm, weights=tuple(np.asarray(weight, np.float32) for weight in weights))

@@ -27,8 +27,6 @@ class GatedActivation:
     """An activation x * gate(x) after a layer with a kernel, which nothing else reads.
 
     Attributes:
-        source: the name of the layer that computes x.
-        function: the activation, one of GATES.
         gate: the name of the sigmoid, if the activation is written as a product; else "".
     """
 
@@ -54,7 +52,7 @@ def find(network: Network) -> dict[str, GatedActivation]:
 
 
 def _gated(network: Network, layer: Layer) -> GatedActivation | None:
-    """Return the activation that a layer computes from the output of a layer with a kernel."""
+    """Return the activation x * gate(x) that a layer computes; x is the output of a layer with a kernel."""
     if len(layer.calls) != 1:
         return None
     function = spec_of(layer).activation(layer) or ""
@@ -80,11 +78,9 @@ def _has_kernel(network: Network, tensor: LayerOutput) -> bool:
 
 
 def separated(network: Network, names: Iterable[str]) -> Network:
-    """Return the same function with the gates of some activations separated; gates that are separate already stay.
+    """Return the same function with the gates of the activations `names` (see `find`) separated.
 
-    Args:
-        network: in canonical form.
-        names: layers of `find`. The product has the name of the activation.
+    The product gets the name of the activation. Gates that are separate already stay.
 
     Raises:
         StageError: a layer has no gate that can be separated.
@@ -125,7 +121,6 @@ def added_macs(network: Network, name: str) -> int:
 
 
 def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
-    """Return the network with the gate of one activation separated."""
     source = network.layers[gated.source]
     copy = replace(source, name=network.free_name(f"{source.name}_gate"))
     copy = copy.configured(name=copy.name)
@@ -133,7 +128,8 @@ def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
     gate_name = gated.gate or network.free_name(f"{copy.name}_{function}")
     shape = network.shapes[LayerOutput(source.name)]
     if gated.function == "hard_silu":
-        source, copy = _divided_by_6(source), _plus_3(copy, shape[-1])
+        source = replace(source, weights=tuple((weight / 6).astype(np.float32) for weight in source.weights))
+        copy = _plus_3(copy, shape[-1])
     calls = ({"args": [LayerOutput(copy.name)], "kwargs": {}},)
     gate = ACTIVATION.layer(gate_name, calls, activation=function)
     factors = [LayerOutput(source.name), LayerOutput(gate_name)]
@@ -141,10 +137,6 @@ def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
     added = {layer.name: layer for layer in (source, copy, gate, product)}
     network = network.edited(added, {})
     return replace(network, shapes={**network.shapes, LayerOutput(copy.name): shape, LayerOutput(gate_name): shape})
-
-
-def _divided_by_6(layer: Layer) -> Layer:
-    return replace(layer, weights=tuple((weight / 6).astype(np.float32) for weight in layer.weights))
 
 
 def _plus_3(layer: Layer, channels: int | None) -> Layer:

@@ -41,7 +41,6 @@ class GateWeights:
     Attributes:
         kernel: of the input, [in, units]; of a `ConvLSTM2D` [height, width, in, filters].
         recurrent: of the state, [units, units] or [height, width, filters, filters].
-        bias: of the sum.
         recurrent_bias: added to the product of the state only; None if it is part of `bias`.
     """
 
@@ -192,18 +191,14 @@ def unrolled(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a recurrent layer as single steps.
 
     Raises:
-        NotUnrolledError: its state lasts from one call to the next, or it has too many time steps.
+        NotUnrolledError: the state lasts from one call to the next, or the input has too many time steps.
     """
     outputs = _outputs(layer, list(inputs))
     return outputs if len(outputs) > 1 else outputs[0]
 
 
 def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
-    """Return the outputs of a layer that is not bidirectional.
-
-    Raises:
-        NotUnrolledError: the layer has to stay.
-    """
+    """Return the outputs of a layer that is not bidirectional."""
     sequence, *states = inputs
     config = layer.config
     cell, state_count = CELLS[specs.spec_of(layer)]
@@ -225,11 +220,6 @@ def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
 
 
 def _check_steps(sequence: Any) -> None:
-    """Refuse a sequence with more time steps than are unrolled.
-
-    Raises:
-        NotUnrolledError: it has more.
-    """
     if sequence.shape[1] > MOST_STEPS:
         raise NotUnrolledError(f"it has {sequence.shape[1]} time steps, and at most {MOST_STEPS} are unrolled")
 
@@ -242,7 +232,7 @@ def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of an `RNN` with one cell or stacked cells as single steps.
 
     Raises:
-        NotUnrolledError: it has another cell, or one of its cells cannot be unrolled.
+        NotUnrolledError: a cell is of another kind, or cannot be unrolled.
     """
     cells = cells_of(layer.config)
     for entry in cells:
@@ -287,7 +277,7 @@ def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return a layer on each time step as calls of that layer.
 
     Raises:
-        NotUnrolledError: it has too many time steps.
+        NotUnrolledError: the input has too many time steps.
     """
     (sequence,) = inputs
     inner = keras().layers.deserialize(dict(layer.config["layer"]))
@@ -328,7 +318,7 @@ def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a bidirectional layer as single steps.
 
     Raises:
-        NotUnrolledError: it has other layers inside, or one of them cannot be unrolled.
+        NotUnrolledError: a layer inside is of another kind, or cannot be unrolled.
     """
     config = layer.config
     count = 2 + bool(config["layer"]["config"].get("use_bias", True))
