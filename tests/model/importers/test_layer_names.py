@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from compress.model.importers.common.layer_calls import free_name
+from compress.model.importers.common.graph_builder import free_name
 from deploy.contract.tensors import unique_names
 
 COUNT = 20_000

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import LayerFactory
+from compress.model.importers.common.graph_builder import IMAGE, MATH, NUMPY, LayerFactory, NotImportedError
 from compress.model.importers.common.guarded_calls import MOST_ELEMENTS
-from compress.model.importers.common.layer_calls import IMAGE, MATH, NUMPY, NotImportedError
 
 ValueT = TypeVar("ValueT", bound=Any)  # needs the attribute `shape` alone
 Widths = tuple[int, int]

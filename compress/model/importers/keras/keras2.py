@@ -17,13 +17,12 @@ import numpy as np
 
 from compress.core.errors import ModelError
 from compress.model.importers.common import verification
+from compress.model.importers.common.graph_builder import NotImportedError
 from compress.model.importers.common.guarded_calls import MOST_ELEMENTS, elements
-from compress.model.importers.common.layer_calls import NotImportedError
 from compress.model.importers.common.unsupported import Refused, carrying, listed
 from compress.model.importers.common.verification import Parity
-from compress.model.importers.keras import keras2_functions, keras2_weights
+from compress.model.importers.keras import keras2_functions
 from compress.model.importers.keras.keras2_operations import FunctionCall
-from compress.model.importers.keras.keras2_outputs import output_pairs
 from compress.model.importers.keras.keras_config import OPERATIONS
 from compress.model.ir import tensorflow
 
@@ -342,14 +341,14 @@ class _Rebuilding:
                 continue  # what is inside was made too
             if isinstance(old, tf_keras.layers.Bidirectional):
                 for side in ("forward_layer", "backward_layer"):
-                    getattr(new, side).set_weights(keras2_weights.copied(getattr(old, side)))
+                    getattr(new, side).set_weights(copied(getattr(old, side)))
                 continue
-            tensorflow.set_weights(new, keras2_weights.copied(old))
+            tensorflow.set_weights(new, copied(old))
 
 
 def _steeper(kind: str, name: str) -> bool:
     """Return True if scaled weights give the `hard_sigmoid` of Keras 2: in gates they do, in a final activation not."""
-    return name == "recurrent_activation" and keras2_weights.scaled(kind)
+    return name == "recurrent_activation" and scaled(kind)
 
 
 @functools.cache
@@ -366,3 +365,89 @@ def _parameters(layer: Any) -> frozenset[str]:
         if kind is tensorflow.keras().layers.Layer:
             break
     return frozenset(names - {"self", "kwargs"})
+
+
+_GATES = {"LSTM": (4, (0, 1, 3)), "GRU": (3, (0, 1)), **{f"ConvLSTM{axes}D": (4, (0, 1, 3)) for axes in (1, 2, 3)}}
+"""Number of gates in the last axis of every weight of a layer, and the gates that use `recurrent_activation`.
+
+LSTM: input, forget, cell, output. GRU: update, reset, hidden.
+"""
+_HARD_SIGMOID_FACTOR = 1.2
+"""Factor of the weights: `hard_sigmoid` is clip(0.2 x + 0.5) in Keras 2, and clip(x / 6 + 0.5) in Keras 3."""
+
+
+def scaled(kind: str) -> bool:
+    """Return True if larger weights make up for the `hard_sigmoid` of Keras 3 in a layer of this kind."""
+    return kind in _GATES
+
+
+def copied(old: tf_keras.layers.Layer) -> list[Any]:
+    """Return the weights of a layer for its counterpart in Keras 3."""
+    weights = list(old.get_weights())
+    if not scaled(type(old).__name__) or old.get_config()["recurrent_activation"] != "hard_sigmoid":
+        return weights
+    parts, gates = _GATES[type(old).__name__]
+    factors = [_HARD_SIGMOID_FACTOR if part in gates else 1.0 for part in range(parts)]
+    return [weight * np.repeat(np.array(factors, np.float32), weight.shape[-1] // parts) for weight in weights]
+
+
+def rotate_kernels(old: tf_keras.Model) -> None:
+    """Rotate the kernels of convolutions by 180 degrees: Theano convolves, and TensorFlow correlates.
+
+    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, for the layers.
+    """
+    for layer in old._flatten_layers():
+        if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
+            weights = layer.get_weights()
+            for index, weight in enumerate(weights):
+                if weight.ndim > 2:
+                    weights[index] = np.flip(weight, tuple(range(weight.ndim - 2)))
+            layer.set_weights(weights)
+
+
+def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Return each output of both models for random inputs and for the samples, and the number of samples."""
+    import tensorflow as tf
+
+    for size in (32, 96, 224):  # used for every open dimension of the inputs
+        inputs = _random_inputs(old, size)
+        try:
+            expected = tf.nest.flatten(old(inputs, training=False))
+            break
+        except (ValueError, tf.errors.InvalidArgumentError):
+            if size == 224 or all(None not in tensor.shape[1:] for tensor in old.inputs):
+                raise
+    pairs = list(zip(map(np.asarray, expected), _outputs(new, inputs), strict=True))
+    count = len(tf.nest.flatten(inputs)[0])
+    if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
+        real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
+        pairs += zip(map(np.asarray, tf.nest.flatten(old(real, training=False))), _outputs(new, real), strict=True)
+        count += len(samples)
+    return pairs, count
+
+
+def _outputs(new: keras.Model, inputs: Any) -> list[Any]:
+    """Return the outputs of a rebuild, whose inputs are in a structure of their own."""
+    tree = tensorflow.keras().tree
+    packed = tree.pack_sequence_as(new.input, tree.flatten(inputs))
+    return [np.asarray(output) for output in tree.flatten(new(packed, training=False))]
+
+
+def _random_inputs(old: tf_keras.Model, size: int) -> Any:
+    """Return standard normal values, or integers for an embedding or an integer input."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    limits = [getattr(layer, "input_dim", getattr(layer, "num_tokens", None)) for layer in old._flatten_layers()]
+    bound = min((limit for limit in limits if limit), default=0)
+    values = []
+    value: Any
+    for tensor in old.inputs:
+        batch, *dimensions = tensor.shape
+        shape = [2 if batch is None else batch, *(size if dimension is None else dimension for dimension in dimensions)]
+        if bound or not tensor.dtype.is_floating:
+            value = random.integers(0, bound or 2, shape)
+        else:
+            value = random.standard_normal(shape)
+        values.append(tf.constant(value.astype(tensor.dtype.as_numpy_dtype)))
+    return tf.nest.pack_sequence_as(old._nested_inputs, values)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compress.core.errors import cause_of
-from compress.model.importers.common.layer_calls import MATH, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MATH, NUMPY, NotImportedError
 from compress.model.importers.keras import keras2_operations as operations
 from compress.model.importers.keras import keras2_shapes as shapes
 from compress.model.importers.keras.keras2_operations import FunctionCall, Rule, TfFunction

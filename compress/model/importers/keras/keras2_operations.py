@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import LayerFactory, PlacedValue
-from compress.model.importers.common.layer_calls import CORE, MOST_IN_CONFIG, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import (
+    CORE,
+    MOST_IN_CONFIG,
+    NN,
+    NUMPY,
+    LayerFactory,
+    NotImportedError,
+    PlacedValue,
+)
 
 Rule = Callable[..., Any]
 """(step, tensors and settings) -> the result: a tensor, several, or a known size."""

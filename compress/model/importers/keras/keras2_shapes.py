@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.layer_calls import NN, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NotImportedError
 from compress.model.importers.keras import keras2_operations as operations
 from compress.model.importers.keras.keras2_operations import FunctionCall, TfFunction, axes_of, integers, plain
 

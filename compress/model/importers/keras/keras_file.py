@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from compress.core import sandbox
 from compress.core.errors import CorallineError, ModelError, UntrustedError
-from compress.model.importers.common import guarded_calls, rehearsal
+from compress.model.importers.common import guarded_calls
 from compress.model.importers.common.guarded_calls import READ_ERRORS
 from compress.model.importers.common.unsupported import MOST_LISTED, Refused, carrying, listed
 from compress.model.importers.common.verification import Parity
-from compress.model.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
+from compress.model.importers.keras import hdf5_weights, keras2, keras_config
 from compress.model.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES, MOST_PACKED
 from compress.model.importers.keras.keras_config import MAX_DEPTH, loadable, shown
 from compress.model.ir import mixed_precision, tensorflow
@@ -121,7 +121,7 @@ def check_readable(path: Path) -> None:
     """
     unpacked = MOST_PACKED * path.stat().st_size if path.is_file() else 0
     memory_bytes = READ_MEMORY_BYTES + min(unpacked, 2 * MAX_WEIGHTS_BYTES)
-    rehearsal.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=memory_bytes)
+    guarded_calls.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=memory_bytes)
 
 
 def read_in_child(path: str) -> None:
@@ -246,7 +246,7 @@ def _from_keras2(path: str, scan: Scan, trust: bool) -> Any:
             model = tf_keras.models.model_from_json(json.dumps(config))
             model.load_weights(path)
     if scan.backend == "theano":
-        keras2_weights.rotate_kernels(model)
+        keras2.rotate_kernels(model)
     return model
 
 

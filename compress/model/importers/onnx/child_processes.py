@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.core import sandbox
 from compress.core.errors import CorallineError
-from compress.model.importers.common import rehearsal
+from compress.model.importers.common import guarded_calls
 
 RUN_TIMEOUT_S = 600
 """A graph with a loop may never end."""
@@ -38,7 +38,7 @@ def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
     arguments = [str(path), named]
-    rehearsal.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
+    guarded_calls.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
 
 
 def read_in_child(path: str, shapes: str) -> None:

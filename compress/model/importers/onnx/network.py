@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from compress.core.errors import ModelError
-from compress.model.importers.common.graph_builder import UNKNOWN, apply_rule
-from compress.model.importers.common.layer_calls import NOT_MADE, NotImportedError
+from compress.model.importers.common.graph_builder import NOT_MADE, UNKNOWN, NotImportedError, apply_rule
 from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.importers.onnx import layout
 from compress.model.importers.onnx.layout import OnnxValue, Order, laid, natural

@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue
-from compress.model.importers.common.layer_calls import NotImportedError, free_name
+from compress.model.importers.common.graph_builder import (
+    UNKNOWN,
+    NetworkBuilder,
+    NetworkCall,
+    NotImportedError,
+    PlacedValue,
+    free_name,
+)
 from compress.model.importers.onnx import layout
 from compress.model.importers.onnx.layout import OnnxValue, Order, laid, natural, network_shape_of
 from compress.model.importers.onnx.onnx_graph import Node, OnnxGraph

@@ -19,8 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue, apply_rule
-from compress.model.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
+from compress.model.importers.common.graph_builder import (
+    NOT_MADE,
+    NUMPY,
+    UNKNOWN,
+    NetworkBuilder,
+    NetworkCall,
+    NotImportedError,
+    PlacedValue,
+    apply_rule,
+    free_name,
+)
 from compress.model.importers.common.shape_rules import replaced
 from compress.model.importers.common.unsupported import Refused
 from compress.model.ir.keras_graph import LayerOutput, Network

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
 from compress.model.importers.common import verification
-from compress.model.importers.common.layer_calls import NOT_MADE
+from compress.model.importers.common.graph_builder import NOT_MADE
 from compress.model.importers.common.unsupported import Refused, unsupported
 from compress.model.importers.common.verification import TOLERANCE, Arrays, Parity, Runs
 from compress.model.importers.tflite.network import TfliteNetwork, build_network

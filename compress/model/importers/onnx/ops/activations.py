@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from compress.model.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 from compress.model.importers.onnx.ops.elementwise import arithmetic, operands, small, unary

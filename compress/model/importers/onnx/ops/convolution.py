@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, laid
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 

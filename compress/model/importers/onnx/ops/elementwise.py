@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN, selection_as_sum
-from compress.model.importers.common.layer_calls import CORE, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import CORE, NUMPY, UNKNOWN, NotImportedError, selection_as_sum
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, natural, network_shape_of
 from compress.model.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.model.importers.onnx.onnx_model import TYPE_NAMES

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import LAYERS, NUMPY, NotImportedError, entry
+from compress.model.importers.common.graph_builder import LAYERS, NUMPY, UNKNOWN, NotImportedError, entry
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid
 from compress.model.importers.onnx.network_builder import OnnxCall
 from compress.model.ir.keras_graph import LayerOutput

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MOST_IN_CONFIG, NN, NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule, order_of
 from compress.model.importers.onnx.ops import activations, convolution, elementwise, recurrent, resize, shapes

@@ -13,8 +13,7 @@ from math import prod
 import numpy as np
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.common.shape_rules import GLOBAL_POOLING, axis_of
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, in_shape, laid, transposed
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule, order_of

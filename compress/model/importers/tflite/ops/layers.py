@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import selection_as_sum
-from compress.model.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError, selection_as_sum
 from compress.model.importers.tflite.network import TfliteCall, TfliteValue, reshaped
 from compress.model.importers.tflite.ops import shapes
 from compress.model.importers.tflite.ops.shapes import last_two_swapped

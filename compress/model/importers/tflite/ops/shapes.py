@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.layer_calls import NN, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NotImportedError
 from compress.model.importers.common.shape_rules import axis_of
 from compress.model.importers.tflite.network import Rule, TfliteCall, TfliteValue
 
