@@ -122,11 +122,7 @@ def _imported_names(path: Path) -> set[str]:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Return a Python file as a syntax tree.
-
-    Raises:
-        ModelError: the file cannot be read, or is not a Python program.
-    """
+    """Return a Python file as a syntax tree."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
@@ -144,10 +140,7 @@ def build(
     """Run a builder.
 
     Args:
-        path: the file.
-        function: the function in the file.
         input_shape: of a preprocessed sample.
-        classes: the number of classes.
         backbone: a trained Keras model, for builders that take one as their third argument.
         arguments: further arguments, by name.
 
@@ -197,11 +190,7 @@ def _called(
 def _refuse_other_parameters(
     function: Callable[..., Any], where: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
-    """Refuse a function that cannot be called with these arguments.
-
-    Raises:
-        ModelError: it has other parameters, or needs one more.
-    """
+    """Refuse a function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # it is written in C

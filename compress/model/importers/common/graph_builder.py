@@ -68,12 +68,9 @@ class NetworkBuilder(Generic[ValueT]):
 
     def network(self, inputs: Sequence[ValueT], outputs: Sequence[ValueT]) -> Network:
         """Return the network; a single input or output is a tensor and not a list, as in Keras."""
-        return Network("model", self.layers, _nested(inputs), _nested(outputs), self.shapes)
-
-
-def _nested(values: Sequence[GraphValue]) -> list[LayerOutput] | LayerOutput:
-    tensors = [value.tensor for value in values]
-    return tensors[0] if len(tensors) == 1 else tensors
+        first, last = ([value.tensor for value in values] for values in (inputs, outputs))
+        ends = [tensors[0] if len(tensors) == 1 else tensors for tensors in (first, last)]
+        return Network("model", self.layers, ends[0], ends[1], self.shapes)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ class PlacedValue(ABC, Generic[AnyValueT]):
     """A value whose axes are all dimensions of the network's tensor.
 
     Attributes:
-        value: the value.
         order: axes of the graph's tensor in the order of the network's dimensions.
         extra_batch: True if the network has a batch in front of all these axes, False if the first axis is its batch.
     """
@@ -109,6 +105,17 @@ class LayerFactory(ABC, Generic[AnyValueT]):
     """The layers and operations that the rule for one operator makes, and the layout of the values it takes."""
 
     @abstractmethod
+    def operation(
+        self,
+        module: str,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: AnyValueT,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> AnyValueT:
+        """Add a Keras operation, where no layer computes the same; return its output with the layout of `like`."""
+
     def layer(
         self,
         kind: str,
@@ -118,12 +125,7 @@ class LayerFactory(ABC, Generic[AnyValueT]):
         weights: Sequence[NDArray[np.float32]] = (),
     ) -> AnyValueT:
         """Add a Keras layer, and return its output with the layout of `like`."""
-
-    @abstractmethod
-    def operation(
-        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: AnyValueT
-    ) -> AnyValueT:
-        """Add a Keras operation, where no layer computes the same."""
+        return self.operation(LAYERS, kind, config, arguments, like, weights)
 
     @abstractmethod
     def placed(self, value: AnyValueT, *axes: int) -> PlacedValue[AnyValueT]:
@@ -145,33 +147,26 @@ class LayerFactory(ABC, Generic[AnyValueT]):
 class NetworkCall(LayerFactory[ValueT]):
     """The layers that the rule for one operator adds to a network under construction."""
 
-    @property
-    @abstractmethod
-    def network_builder(self) -> NetworkBuilder[ValueT]:
-        """The network under construction."""
+    builder: NetworkBuilder[ValueT]
 
     @abstractmethod
     def layer_name(self) -> str:
         """Return a free name for a layer of this operator."""
 
-    def layer(
+    def operation(
         self,
+        module: str,
         kind: str,
         config: Mapping[str, Any],
         arguments: Sequence[Any],
         like: ValueT,
         weights: Sequence[NDArray[np.float32]] = (),
     ) -> ValueT:
-        """Add a Keras layer, and return its output with the layout of `like`."""
+        """Add a layer or an operation that is called once."""
         settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(layer_called_once(LAYERS, kind, settings, arguments, weights), like)
-
-    def operation(
-        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: ValueT
-    ) -> ValueT:
-        """Add a Keras operation, where no layer computes the same."""
-        settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(layer_called_once(module, kind, settings, arguments), like)
+        call = {"args": [argument(value) for value in arguments], "kwargs": {}}
+        entry_of_layer = entry(module, kind, settings)
+        return self.builder.add(Layer(settings["name"], kind, entry_of_layer, (call,), tuple(weights)), like)
 
 
 def selection_as_sum(
@@ -233,14 +228,6 @@ def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a layer or an operation."""
     registered = None if module == LAYERS else kind
     return {"module": module, "class_name": kind, "config": dict(config), "registered_name": registered}
-
-
-def layer_called_once(
-    module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], weights: Sequence[NDArray[Any]] = ()
-) -> Layer:
-    """Return a layer that is called once, with these arguments; `config` has its name."""
-    call = {"args": [argument(value) for value in arguments], "kwargs": {}}
-    return Layer(config["name"], kind, entry(module, kind, config), (call,), tuple(weights))
 
 
 def argument(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Calls of TensorFlow and Keras on untrusted files: without log output, with limits, and with one error message."""
+"""Calls of native libraries, TensorFlow and Keras on untrusted files: with limits, and with one error message.
+
+A file is read once in a child process (`check_readable`) before this process reads it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ MOST_WEIGHTS = 2**29
 """Elements of all weights of a model: a file of 2 GiB, the limit of a .tflite file."""
 MOST_ELEMENTS = 2**26
 """Elements in one sample of a tensor: an image of 1,024 x 1,024 with 64 channels."""
+TIMEOUT_S = 120
+"""A library that reads a damaged file may never end."""
 READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
     *(SystemError, OverflowError),  # of h5py, for some damaged files
@@ -58,6 +63,16 @@ def explained(path: Path, what: str, hint: str) -> Iterator[None]:
         yield
     except (*library_errors, *READ_ERRORS, tf.errors.OpError) as error:
         raise ModelError(f"{what}: {type(error).__name__}: {first_line(error)}", where=str(path), hint=hint) from error
+
+
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Name the file in every ModelError that does not say where the error is."""
+    try:
+        yield
+    except ModelError as error:
+        error.where = error.where or str(path)
+        raise
 
 
 @contextmanager
@@ -122,10 +137,6 @@ def check_tensors(model: Any) -> None:
                 raise ValueError(f"{what}, more than {MOST_ELEMENTS:,}")
             if isinstance(node.operation, tensorflow.keras().Model):
                 check_tensors(node.operation)
-
-
-TIMEOUT_S = 120
-"""A library that reads a damaged file may never end."""
 
 
 def check_readable(

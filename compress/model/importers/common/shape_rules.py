@@ -27,11 +27,7 @@ LARGEST_SIZE = 2**15
 
 
 def axis_of(axis: int, shape: Sequence[int | None]) -> int:
-    """Return an axis counted from the front.
-
-    Raises:
-        NotImportedError: the axis is out of range.
-    """
+    """Return an axis counted from the front."""
     if not -len(shape) <= axis < len(shape):
         raise NotImportedError(f"axis {axis} is invalid for {list(shape)}")
     return axis % len(shape)
@@ -126,11 +122,6 @@ def index(call: LayerFactory[ValueT], value: ValueT, keys: Sequence[Any]) -> Val
     return call.in_shape(cut(call, value, cuts), result)
 
 
-def _masks_of(position: int, masks: Mapping[str, int]) -> set[str]:
-    """Return the masks that have the bit of a key."""
-    return {name for name, mask in masks.items() if int(mask or 0) >> position & 1}
-
-
 def strided_keys(
     begin: Sequence[int], end: Sequence[int], strides: Sequence[int], masks: Mapping[str, int], *, offset: bool = False
 ) -> list[Any]:
@@ -139,13 +130,12 @@ def strided_keys(
     Args:
         begin: first index of each key.
         end: index after the last one.
-        strides: steps.
         masks: a bit for each key, by TensorFlow's name of the mask (`shrink_axis_mask`).
         offset: `end` counts from `begin`.
     """
     keys: list[Any] = []
     for position, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
-        bits = _masks_of(position, masks)
+        bits = {name for name, mask in masks.items() if int(mask or 0) >> position & 1}
         if "ellipsis_mask" in bits:
             keys.append(Ellipsis)
         elif "new_axis_mask" in bits:
@@ -160,11 +150,7 @@ def strided_keys(
 
 
 def split(call: LayerFactory[ValueT], value: ValueT, axis: int, sizes: Sequence[int]) -> list[ValueT]:
-    """Cut one axis into parts of these sizes.
-
-    Raises:
-        NotImportedError: they do not add up to the size of the axis.
-    """
+    """Cut one axis into parts of these sizes."""
     axis = axis_of(axis, value.shape)
     if sum(sizes) != value.shape[axis] or min(sizes) < 1:
         raise NotImportedError(f"{list(sizes[:9])} along axis {axis} are invalid parts of {list(value.shape)}")
@@ -211,8 +197,6 @@ def pad(
     """Pad each axis: zeros around a channel-last image with a layer, anything else with an operation.
 
     Args:
-        call: the operator.
-        value: the value.
         pads: widths of each axis.
         mode: numpy's name of the mode: constant, reflect or symmetric.
         filler: value of the padding in the constant mode.
@@ -272,8 +256,6 @@ def reduce(call: LayerFactory[ValueT], value: ValueT, kind: str, axes: Sequence[
     """Reduce some axes: all positions of a channel-last image with a pooling layer, anything else with an operation.
 
     Args:
-        call: the operator.
-        value: the value.
         kind: Keras' name of the operation: Mean, Sum, Max.
         axes: axes of the graph.
         keep: reduced axes remain with size 1.
@@ -316,11 +298,7 @@ def resize(
     half_pixel_centers: bool = True,
     antialias: bool = False,
 ) -> ValueT:
-    """Resize images [batch, height, width, channels] as TensorFlow does, where Keras samples the same points.
-
-    Raises:
-        NotImportedError: it samples other points than Keras, which samples at the centres of pixels.
-    """
+    """Resize images [batch, height, width, channels] as TensorFlow does, where Keras samples the same points."""
     if len(size) != 2 or not all(0 < side <= LARGEST_SIZE for side in size):
         raise NotImportedError(f"its size is {list(size[:4])}")
     _, height, width, _ = value.shape

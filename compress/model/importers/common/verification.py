@@ -62,10 +62,7 @@ class Parity:
     """The largest differences of all outputs over all samples.
 
     Attributes:
-        max_abs: largest absolute difference.
-        max_rel: largest relative difference.
         against: runtime that computed the expected outputs, with its version.
-        samples: number of samples.
         own: sensitivity of the original, measured only where the differences exceed the tolerance: its largest
             relative change when the last bits of its inputs change.
     """
@@ -142,13 +139,11 @@ def verified(
     """Return the comparison of a rebuilt model, and the inputs of the runs that differ by more than is allowed.
 
     Args:
-        runs: the inputs.
         by_run: for each run, the differences of its outputs.
         expected: for each run, the outputs of the original.
         with_last_bits_changed: return the outputs of the original for the inputs with their last bits changed; called
             only if a difference exceeds the tolerance.
         runtime: the distribution that ran the original.
-        samples: the number of samples.
     """
     differences = [*chain.from_iterable(by_run)]
     allowed, sensitivity = [TOLERANCE] * len(runs), None
@@ -163,8 +158,6 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     """Return the error for a rebuilt model whose outputs differ.
 
     Args:
-        parity: the comparison.
-        where: the file.
         first: first operator of the file whose result differs, if it is known.
     """
     located = f"; first at {first}" if first else ""
@@ -184,19 +177,11 @@ def build_model(network: Network) -> keras.Model:
     """
     import tensorflow as tf
 
-    library_errors = (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-    )
+    library_errors = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError)
     try:
         model = keras_graph.build(network)
         shapes = keras_graph.read(model).shapes
-    except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
+    except (*library_errors, RuntimeError, ValueError, TypeError, tf.errors.OpError) as error:
         raise ModelError(f"Keras rejects the layer: {cause_of(error)}") from error
     for tensor, shape in network.shapes.items():
         if shapes.get(tensor, shape) != shape:
@@ -208,11 +193,7 @@ def build_model(network: Network) -> keras.Model:
 
 
 def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
-    """Return the outputs of a Keras model, without state of earlier runs.
-
-    Raises:
-        ModelError: Keras cannot run it.
-    """
+    """Return the outputs of a Keras model, without state of earlier runs."""
     import tensorflow as tf
 
     for layer in model._flatten_layers():

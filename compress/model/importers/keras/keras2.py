@@ -37,10 +37,7 @@ REPLACE = "replace them in the original code and save the model again"
 
 #: Layers with another name in Keras 3.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
-_OPTIONS = {
-    "LeakyReLU": {"alpha": "negative_slope"},
-    "ThresholdedReLU": {"theta": "threshold"},
-}
+_OPTIONS = {"LeakyReLU": {"alpha": "negative_slope"}, "ThresholdedReLU": {"theta": "threshold"}}
 #: Options of Keras 2 that do not change the output of a layer, or that the graph contains too.
 _WITHOUT_EFFECT = {
     "batch_input_shape", "fused", "implementation", "input_length", "key_shape", "query_shape", "ragged", "rng_type",
@@ -65,8 +62,8 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
         samples: real samples [n, ...] of a model with one input, for the comparison, in addition to random ones.
 
     Raises:
-        ModelError: it has no defined inputs, something in it has no counterpart (all such
-            things are listed), or the outputs differ.
+        ModelError: the model has no defined inputs, layers have no counterpart (all of them are listed), or the
+            outputs differ.
     """
     if not getattr(old, "_is_graph_network", False) or not old.inputs:
         raise ModelError("the model has no defined inputs", where=where, hint=INPUT)
@@ -84,9 +81,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     pairs, count = output_pairs(old, new, samples)
     relative = _largest_difference(pairs)
     if not relative <= TOLERANCE:
-        how = "in shape, or are not finite"
-        if np.isfinite(relative):
-            how = f"by {relative:.2g} of the largest output"
+        how = f"by {relative:.2g} of the largest output" if np.isfinite(relative) else "in shape, or are not finite"
         raise ModelError(
             f"the outputs of the Keras 3 rebuild differ {how}",
             where=where,
@@ -194,7 +189,13 @@ class _Rebuilding:
                 if len(value) > 1:
                     self._problem(old, "works over several axes")
                 value = value[0]
-            elif name.endswith("activation") and value == "hard_sigmoid" and not _steeper(kind, name):
+            elif (
+                name.endswith("activation")
+                and value == "hard_sigmoid"
+                and not (
+                    name == "recurrent_activation" and kind in _GATES  # `copied` scales the weights of the gates
+                )
+            ):
                 self._problem(old, "uses hard_sigmoid, which Keras 3 defines differently", kind)
             if name in accepted:
                 cleaned[name] = self._converted(value, old)
@@ -346,11 +347,6 @@ class _Rebuilding:
             tensorflow.set_weights(new, copied(old))
 
 
-def _steeper(kind: str, name: str) -> bool:
-    """Return True if scaled weights give the `hard_sigmoid` of Keras 2: in gates they do, in a final activation not."""
-    return name == "recurrent_activation" and scaled(kind)
-
-
 @functools.cache
 def _parameters(layer: Any) -> frozenset[str]:
     """Return the options of a Keras 3 layer."""
@@ -376,15 +372,10 @@ _HARD_SIGMOID_FACTOR = 1.2
 """Factor of the weights: `hard_sigmoid` is clip(0.2 x + 0.5) in Keras 2, and clip(x / 6 + 0.5) in Keras 3."""
 
 
-def scaled(kind: str) -> bool:
-    """Return True if larger weights make up for the `hard_sigmoid` of Keras 3 in a layer of this kind."""
-    return kind in _GATES
-
-
 def copied(old: tf_keras.layers.Layer) -> list[Any]:
     """Return the weights of a layer for its counterpart in Keras 3."""
     weights = list(old.get_weights())
-    if not scaled(type(old).__name__) or old.get_config()["recurrent_activation"] != "hard_sigmoid":
+    if type(old).__name__ not in _GATES or old.get_config()["recurrent_activation"] != "hard_sigmoid":
         return weights
     parts, gates = _GATES[type(old).__name__]
     factors = [_HARD_SIGMOID_FACTOR if part in gates else 1.0 for part in range(parts)]

@@ -30,11 +30,7 @@ def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """Read a file once in a child process.
 
     Args:
-        path: the .onnx file.
         shapes: shapes of inputs with open dimensions, by name.
-
-    Raises:
-        ModelError: the process crashed or exceeded its time limit.
     """
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
     arguments = [str(path), named]
@@ -59,7 +55,6 @@ def run_model(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs
     Args:
         model: a serialized model with its tensors inside.
         feeds: inputs by name, for each run.
-        outputs: names of the outputs to return.
 
     Raises:
         OnnxRuntimeFailedError: onnxruntime gave no outputs.
@@ -112,11 +107,7 @@ def _stored(path: Path, count: int) -> list[NDArray[Any]]:
 
 
 def run_folder(folder: Path, count: int) -> None:
-    """Run the model in a folder in a child process.
-
-    Raises:
-        OnnxRuntimeFailedError: it fails.
-    """
+    """Run the model in a folder in a child process."""
     try:
         ended = sandbox.run(run_in_child, [str(folder), str(count)], timeout_s=RUN_TIMEOUT_S, memory_bytes=MEMORY_BYTES)
     except sandbox.SandboxTimeoutError as error:

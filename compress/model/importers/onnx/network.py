@@ -28,7 +28,6 @@ class OnnxNetwork:
     """The network made from an ONNX graph.
 
     Attributes:
-        graph: the graph.
         network: its layers; invalid if there are `problems`.
         inputs: values of the used inputs in the network, by name.
         outputs: values of the outputs in the network, in the graph's order.
@@ -52,7 +51,7 @@ def build_network(graph: OnnxGraph, rules: Mapping[str, Rule]) -> OnnxNetwork:
     Operators without a rule become `problems`.
 
     Raises:
-        ModelError: its inputs or outputs are invalid.
+        ModelError: an output of the graph does not depend on its inputs.
     """
     missing = [name for name in graph.outputs if name in graph.constants]
     if missing or not graph.outputs:

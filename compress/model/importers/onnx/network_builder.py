@@ -35,7 +35,6 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     """A network under construction from an ONNX graph.
 
     Attributes:
-        graph: the graph.
         values: how the network holds each tensor of the graph, by name.
         holders: names of the graph's tensors that each tensor of the network holds.
         padded: input and (before, after) per dimension of each layer that only pads with zeros.
@@ -91,12 +90,7 @@ def title(name: str) -> str:
 
 @dataclass(frozen=True)
 class OnnxCall(NetworkCall[OnnxValue]):
-    """One operator, with the inputs and outputs of its import rule.
-
-    Attributes:
-        builder: the network under construction.
-        node: the operator.
-    """
+    """One operator, with the inputs and outputs of its import rule."""
 
     builder: OnnxNetworkBuilder
     node: Node
@@ -169,11 +163,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
         return shape
 
     # --- layers --------------------------------------------------------------------------
-
-    @property
-    def network_builder(self) -> OnnxNetworkBuilder:
-        """The network under construction."""
-        return self.builder
 
     def layer_name(self) -> str:
         """Return a free name: from the PyTorch module of the weights, from the operator, or from its output."""

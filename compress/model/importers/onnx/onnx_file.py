@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.importers.common import verification
+from compress.model.importers.common import guarded_calls, verification
 from compress.model.importers.common.graph_builder import UNKNOWN
 from compress.model.importers.common.unsupported import Refused, unsupported
 from compress.model.importers.common.verification import MINIMUM_SCALE, TOLERANCE, OutputDifference, Parity, Runs
@@ -39,8 +39,6 @@ class OnnxFile:
     """A parsed .onnx file.
 
     Attributes:
-        path: the file.
-        graph: the parsed graph.
         imported: the network made from the graph; None if the graph has operators of an unsupported kind.
     """
 
@@ -65,7 +63,6 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
     A first dimension of a fixed size above 1 is the batch only if the file computes each of its rows alone.
 
     Args:
-        path: the file.
         shapes: shapes of inputs with open dimensions, by name.
 
     Raises:
@@ -80,11 +77,8 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
         graph = onnx_graph.read(path, RULES, shapes, keep_batch=True)
     if graph.refused and not graph.nodes:
         return OnnxFile(path, graph, None)
-    try:
+    with guarded_calls.located(path):
         return OnnxFile(path, graph, build_network(graph, RULES))
-    except ModelError as error:
-        error.where = str(path)
-        raise
 
 
 def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
@@ -102,21 +96,14 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
     imported = file.imported
     used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
     network = replace(used_layers, name="model", outputs=imported.network.outputs)
-    try:
+    with guarded_calls.located(file.path):
         runs = _with_batch(file, original.run(file.graph, _sample_rows(imported, samples)))
         model = verification.build_model(network)
         return model, _verify(model, imported, runs)
-    except ModelError as error:
-        error.where = str(file.path)
-        raise
 
 
 def _with_batch(file: OnnxFile, runs: OriginalRuns) -> OriginalRuns:
-    """Return the runs of a file if its open dimension is a batch; with single rows if its shapes fix a batch of 1.
-
-    Raises:
-        ModelError: the open dimension is no batch.
-    """
+    """Return the runs of a file if its open dimension is a batch; with single rows if its shapes fix a batch of 1."""
     batch = file.graph.batch
     if not batch.is_open or (runs.batch > 1 and original.has_batch(file.graph, runs)):
         return runs
@@ -144,11 +131,7 @@ def _has_batch(graph: OnnxGraph) -> bool:
 
 
 def _verify(model: keras.Model, imported: OnnxNetwork, runs: OriginalRuns) -> Parity:
-    """Compare the outputs of the model with those of the original, on the same rows.
-
-    Raises:
-        ModelError: the difference is larger than allowed.
-    """
+    """Compare the outputs of the model with those of the original, on the same rows."""
     actual = _outputs(model, imported, runs)
     by_row = [
         [_difference(imported, *tensors) for tensors in zip(imported.outputs, *arrays, strict=True)]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
+from compress.model.importers.common import guarded_calls
 from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.importers.onnx import onnx_inputs, onnx_model
 from compress.model.importers.onnx.onnx_inputs import NO_BATCH, BatchAxes, OpenDimensionsError, Shapes
@@ -28,27 +29,17 @@ MOST_TOGETHER = 2**29
 MOST_SHAPING = 4096
 """Maximum number of values in a constant that shape inference reads."""
 STANDARD_DOMAINS = ("", "ai.onnx")
-RANDOM_OPERATORS = {
-    "Dropout",
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
+RANDOM_OPERATORS = {"Dropout", "Multinomial", "Bernoulli"} | {
+    f"Random{distribution}{like}" for distribution in ("Normal", "Uniform") for like in ("", "Like")
 }
 """Operators whose outputs can differ from run to run."""
 CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 QUANTIZED = ("QLinear", "QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "ConvInteger", "MatMulInteger")
 FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
+    *(ArithmeticError, AttributeError, AssertionError, LookupError, NotImplementedError, RuntimeError, MemoryError),
+    *(ValueError, TypeError),
 )
+"""Exceptions of onnx for invalid operators."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +72,6 @@ class OnnxGraph:
         constants: values of the tensors that depend on no input, by name.
         shapes: known shapes of tensors, by name.
         types: known data types of tensors, by name.
-        inputs: names of the inputs.
-        outputs: names of the outputs.
         refused: operators that are invalid or of an unsupported kind.
         model: the original model as bytes, for onnxruntime: with its own batch, and with its open dimensions.
         notes: changes to the model, as text.
@@ -127,7 +116,6 @@ def read(
     """Read a file.
 
     Args:
-        path: the file.
         known: operators that have an import rule. If shape inference is not possible (operators of an unsupported kind,
             or open dimensions), operators without a rule are listed as well.
         shapes: shapes of inputs with open dimensions, by name.
@@ -137,8 +125,8 @@ def read(
         OpenDimensionsError: an input has open dimensions, in addition to a batch.
         ModelError: the file is not an ONNX model, is damaged or too large, or refers to a file outside its folder.
     """
-    model, notes = onnx_model.read(path)
-    try:
+    with guarded_calls.located(path):
+        model, notes = onnx_model.read(path)
         inputs = onnx_inputs.model_inputs(model)
         original = _original(model)
         notes = (*notes, *onnx_inputs.fix(inputs, shapes))
@@ -151,9 +139,6 @@ def read(
         if open_inputs:
             raise OpenDimensionsError(inputs, path, original)
         return replace(_parse(model), model=original, batch=batch, notes=notes)
-    except ModelError as error:
-        error.where = error.where or str(path)
-        raise
 
 
 def _batch_notes(batch: BatchAxes, is_kept: bool) -> tuple[str, ...]:
@@ -204,7 +189,6 @@ def _parse(model: Any) -> OnnxGraph:
         walk.types[name] = _type_of(values, name)
     for number, proto in enumerate(model.graph.node):
         _visit(walk, proto, _node(proto, number))
-    outputs = tuple(value.name for value in model.graph.output)
     shapes = {name: shape for name, kind in walk.types.items() if (shape := _shape(kind)) is not None}
     types = {name: TYPE_NAMES.get(kind.tensor_type.elem_type, "?") for name, kind in walk.types.items()}
     return OnnxGraph(
@@ -213,7 +197,7 @@ def _parse(model: Any) -> OnnxGraph:
         shapes=shapes,
         types=types,
         inputs=tuple(value.name for value in inputs),
-        outputs=outputs,
+        outputs=tuple(value.name for value in model.graph.output),
         refused=tuple(walk.refused),
         model=b"",
         notes=(),
@@ -223,11 +207,7 @@ def _parse(model: Any) -> OnnxGraph:
 
 
 def _check(model: Any) -> None:
-    """Check the model with onnx.
-
-    Raises:
-        ModelError: onnx reports an error.
-    """
+    """Check the model with onnx."""
     from onnx import checker
 
     for value in model.graph.output:  # the checker requires types and shapes; inference replaces these later
@@ -301,11 +281,7 @@ def _known_shape(walk: _GraphWalk, name: str) -> tuple[int, ...] | None:
 
 
 def _add_size(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
-    """Add the size of a computed tensor to the total.
-
-    Raises:
-        ModelError: the tensor or the total is too large.
-    """
+    """Add the size of a computed tensor to the total."""
     size = prod(shape or ())
     walk.total_size += size
     if size > MOST_NUMBERS:
@@ -334,7 +310,7 @@ def _infer(walk: _GraphWalk, proto: Any) -> str:
         return f"opset {version} of ONNX has no such operator"
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
-    except (shape_inference.InferenceError, checker.ValidationError, *FAILURES, ValueError, TypeError) as error:
+    except (shape_inference.InferenceError, checker.ValidationError, *FAILURES) as error:
         return f"it is invalid: {_first_line(error)}"
     if proto.op_type == "GroupNormalization":  # onnx has no shape inference for it
         inferred = {proto.output[0]: walk.types[proto.input[0]]}
@@ -376,7 +352,7 @@ def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[
             return None
     try:
         return _evaluate(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
-    except (*FAILURES, ValueError, TypeError):
+    except FAILURES:
         return None
 
 

@@ -91,8 +91,10 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
     for name, shape in shapes.items():
         if name not in types:
             raise ModelError(f"it has no input {name[:80]!r}", allowed=", ".join(types)[:200])
-        if types[name].HasField("shape") and not _fits(types[name].shape.dim, shape):
-            allowed = [_dimension_text(dim) for dim in types[name].shape.dim]
+        dims = types[name].shape.dim
+        fixed = [dim.dim_value < 1 or dim.dim_value == size for dim, size in zip(dims, shape, strict=False)]
+        if types[name].HasField("shape") and not (len(dims) == len(shape) and all(fixed)):
+            allowed = [_dimension_text(dim) for dim in dims]
             raise ModelError(f"its input {name[:80]!r} cannot have the shape {list(shape)}", allowed=f"{allowed}")
         sizes |= {dim.dim_param: size for dim, size in zip(types[name].shape.dim, shape, strict=False) if dim.dim_param}
         types[name].shape.CopyFrom(helper.make_tensor_type_proto(0, shape).tensor_type.shape)
@@ -100,12 +102,6 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
         if dim.dim_param in sizes:
             dim.dim_value = sizes[dim.dim_param]
     return tuple(f"its input {name!r} has the requested shape {list(shape)}" for name, shape in shapes.items())
-
-
-def _fits(dims: Any, shape: Sequence[int]) -> bool:
-    """Whether a shape agrees with all dimensions that the file fixes."""
-    pairs = zip(dims, shape, strict=False)
-    return len(dims) == len(shape) and all(dim.dim_value < 1 or dim.dim_value == size for dim, size in pairs)
 
 
 def _dimension_text(dim: Any) -> str | int:
@@ -157,11 +153,8 @@ def _says_batch(name: str) -> bool:
 
 def with_open_dimensions(inputs: list[Any]) -> list[Any]:
     """Return the inputs with open dimensions."""
-    return [value for value in inputs if _has_open_dimensions(value.type.tensor_type)]
-
-
-def _has_open_dimensions(tensor_type: Any) -> bool:
-    return not tensor_type.HasField("shape") or any(map(_is_open, tensor_type.shape.dim))
+    types = [(value, value.type.tensor_type) for value in inputs]
+    return [value for value, kind in types if not kind.HasField("shape") or any(map(_is_open, kind.shape.dim))]
 
 
 class OpenDimensionsError(ModelError):
@@ -169,7 +162,6 @@ class OpenDimensionsError(ModelError):
 
     Args:
         inputs: all inputs of the model.
-        path: the file.
         model: the original model as bytes.
         reason: why a dimension that could be the batch is none.
         shapes: shapes to propose; None for examples that were not tried.
@@ -228,7 +220,6 @@ def set_batch(model: Any, found: BatchAxes, size: int, shapes: Mapping[str, Sequ
 
     Args:
         model: an onnx.ModelProto; it is changed.
-        found: the batch.
         size: its new size.
         shapes: the shapes that contain the new size, by the output of the operator that reshapes.
     """

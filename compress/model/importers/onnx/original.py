@@ -25,15 +25,8 @@ from compress.model.importers.onnx.onnx_model import TYPE_NAMES
 
 OPEN_BATCH_SIZES = (4, 3, 1)
 """Sizes that are tried for an open batch. Reason: some files fix the batch in a Reshape and run with 1 only."""
-INTEGER_DTYPES = {
-    "UINT8": np.uint8,
-    "INT8": np.int8,
-    "UINT16": np.uint16,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
+INTEGER_DTYPES = {name: np.dtype(name.lower()).type for name in ("UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64")}
+INTEGER_DTYPES["BOOL"] = np.bool_
 RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
 """Number of different random values, from 0 up, for an input of this type."""
 OTHER_RANDOM_VALUE_COUNT = 8
@@ -55,7 +48,6 @@ class OriginalRuns:
 
     Attributes:
         batch: number of rows in each run.
-        rows: the inputs.
         outputs: for each row, the outputs in the order of the graph.
     """
 

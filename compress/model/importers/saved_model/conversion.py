@@ -165,11 +165,7 @@ def _read_results(folder: Path, counts: Mapping[str, int]) -> Converted:
 
 
 def _check_conversion(converted: Converted, where: str) -> None:
-    """Compare the file in the TFLite runtime with the SavedModel.
-
-    Raises:
-        ModelError: the runtime refuses the file, or its outputs differ.
-    """
+    """Compare the file in the TFLite runtime with the SavedModel."""
     from compress.model.tflite import graph
     from compress.model.tflite.comparison import Runner
 

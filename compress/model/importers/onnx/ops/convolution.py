@@ -5,9 +5,9 @@ Source: ONNX' operator specification, opsets 7 to 23 (Conv, ConvTranspose, MaxPo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -34,9 +34,6 @@ class SlidingWindow:
     """The window of a convolution or pooling, by spatial dimension.
 
     Attributes:
-        size: kernel size.
-        strides: strides.
-        dilation: dilations.
         pads: padding (before, after).
     """
 
@@ -132,12 +129,8 @@ def conv(call: OnnxCall) -> OnnxValue:
     like = laid(UNKNOWN, call.output_shape(), channel_last(rank + 2))
     source, padding = _conv_padding(call, source, sliding)
     bias = _bias(call, out)
-    config: dict[str, Any] = {
-        "kernel_size": sliding.size,
-        "strides": sliding.strides,
-        "dilation_rate": sliding.dilation,
-    }
-    config |= {"padding": padding, "use_bias": bool(bias)}
+    config: dict[str, Any] = {"kernel_size": sliding.size, "strides": sliding.strides, "padding": padding}
+    config |= {"dilation_rate": sliding.dilation, "use_bias": bool(bias)}
     spatial_axes = tuple(range(2, rank + 2))
     if groups == channels > 1 and len(set(sliding.strides)) == 1:
         depthwise = kernel.reshape(channels, out // channels, *sliding.size).transpose(*spatial_axes, 0, 1)
@@ -184,12 +177,8 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     rank = kernel.ndim - 2
     bias = _bias(call, kernel.shape[1])
     weights = [kernel.transpose(*range(2, rank + 2), 1, 0), *bias]
-    config = {
-        "filters": kernel.shape[1],
-        "kernel_size": sliding.size,
-        "strides": sliding.strides,
-        "use_bias": bool(bias),
-    }
+    config = {"filters": kernel.shape[1], "kernel_size": sliding.size, "strides": sliding.strides}
+    config["use_bias"] = bool(bias)
     result = call.output_shape()
     cuts = _cuts(call, source, sliding, result)
     if _is_same_padding(source, sliding, result, cuts):
@@ -259,25 +248,21 @@ def _written_out(kernel: NDArray[np.float32], groups: int) -> NDArray[np.float32
     return full
 
 
-def pool(kind: str) -> Rule:
+def pool(call: OnnxCall, kind: str) -> OnnxValue:
     """MaxPool and AveragePool."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = image(call)
-        sliding = window(call, source, call.integers("kernel_shape") or [])
-        source, sliding = _with_padding_before(call, source, sliding)
-        result = call.output_shape()
-        if max(sliding.dilation) > 1:
-            raise NotImportedError(f"it has dilations {sliding.dilation}")
-        needed = [
-            (before, max((out - 1) * stride + reach - dim - before, 0))
-            for dim, out, stride, reach, (before, _) in zip(
-                source.shape[2:], result[2:], sliding.strides, sliding.reach, sliding.pads, strict=True
-            )
-        ]
-        return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
-
-    return rule
+    source = image(call)
+    sliding = window(call, source, call.integers("kernel_shape") or [])
+    source, sliding = _with_padding_before(call, source, sliding)
+    result = call.output_shape()
+    if max(sliding.dilation) > 1:
+        raise NotImportedError(f"it has dilations {sliding.dilation}")
+    needed = [
+        (before, max((out - 1) * stride + reach - dim - before, 0))
+        for dim, out, stride, reach, (before, _) in zip(
+            source.shape[2:], result[2:], sliding.strides, sliding.reach, sliding.pads, strict=True
+        )
+    ]
+    return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
 
 
 def _with_padding_before(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> tuple[OnnxValue, SlidingWindow]:
@@ -373,13 +358,9 @@ def _shares(
     return np.array([size / counts[at * stride : at * stride + size].sum() for at in range(out)])
 
 
-def global_pool(kind: str) -> Rule:
+def global_pool(call: OnnxCall, kind: str) -> OnnxValue:
     """GlobalAveragePool and GlobalMaxPool; without dimensions of 1 if the next operator removes them."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        return globally(call, kind, image(call), call.output_shape())
-
-    return rule
+    return globally(call, kind, image(call), call.output_shape())
 
 
 def globally(call: OnnxCall, kind: str, source: OnnxValue, result: tuple[int, ...]) -> OnnxValue:
@@ -393,11 +374,11 @@ def globally(call: OnnxCall, kind: str, source: OnnxValue, result: tuple[int, ..
     return call.layer(f"Global{kind}Pooling{rank - 2}D", {"keepdims": keep}, [source], like)
 
 
-RULES: dict[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
+RULES: Mapping[str, Rule] = {
     "Conv": conv,
     "ConvTranspose": conv_transpose,
-    "MaxPool": pool("Max"),
-    "AveragePool": pool("Average"),
-    "GlobalAveragePool": global_pool("Average"),
-    "GlobalMaxPool": global_pool("Max"),
+    "MaxPool": partial(pool, kind="Max"),
+    "AveragePool": partial(pool, kind="Average"),
+    "GlobalAveragePool": partial(global_pool, kind="Average"),
+    "GlobalMaxPool": partial(global_pool, kind="Max"),
 }

@@ -42,11 +42,8 @@ class RecurrentOperator:
     """A recurrent operator of ONNX, and its layer in Keras.
 
     Attributes:
-        layer: the layer of Keras.
         gates: the index in ONNX of each gate, in Keras' order.
         functions: for each gate the index of its activation function in ONNX.
-        defaults: the activation functions.
-        states: the number of states.
     """
 
     layer: str
@@ -83,11 +80,7 @@ def recurrent(call: OnnxCall) -> list[OnnxValue]:
 
 
 def _check(call: OnnxCall) -> None:
-    """Refuse the settings and inputs that Keras does not have.
-
-    Raises:
-        NotImportedError: there is one.
-    """
+    """Refuse the settings and inputs that Keras does not have."""
     if call.setting("layout"):
         raise NotImportedError("its batch is the first dimension (layout 1), which onnxruntime does not support")
     if call.setting("clip"):
