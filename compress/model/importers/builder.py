@@ -122,7 +122,6 @@ def _imported_names(path: Path) -> set[str]:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Return a Python file as a syntax tree."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
@@ -139,10 +138,8 @@ def build(
 ) -> Any:
     """Run a builder.
 
-    Args:
-        input_shape: of a preprocessed sample.
-        backbone: a trained Keras model, for builders that take one as their third argument.
-        arguments: further arguments, by name.
+    `input_shape` is the shape of a preprocessed sample. A builder of transfer learning takes a trained Keras model,
+    `backbone`, as its third argument.
 
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.
@@ -190,7 +187,6 @@ def _called(
 def _refuse_other_parameters(
     function: Callable[..., Any], where: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
-    """Refuse a function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # it is written in C

@@ -312,7 +312,6 @@ def _load_keras(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel
 
 
 def _of_any_batch(model: keras.Model, parity: Parity | None, path: Path) -> ImportedModel:
-    """Return a Keras model that was loaded, for a batch of any size."""
     from compress.model.importers.common import batches, guarded_calls
 
     with guarded_calls.located(path):

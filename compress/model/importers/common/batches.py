@@ -70,9 +70,7 @@ def rows_of(batch: int) -> list[int]:
 def part_of_sample(outputs: Arrays, alone: Arrays, row: int, batch: int) -> list[NDArray[Any]]:
     """Return the part of each output that belongs to one sample; all of an output that has no batch.
 
-    Args:
-        outputs: the outputs for all samples.
-        alone: the outputs for the sample alone.
+    `outputs` are those for all samples, and `alone` those for the sample alone.
     """
     return [
         whole[row : row + 1] if whole.shape[:1] == (batch,) and single.shape[:1] == (1,) else whole
@@ -163,7 +161,6 @@ def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], l
 
 
 def _with_free_batch(model: keras.Model, shapes: Mapping[str, Shape]) -> keras.Model:
-    """Return a Keras model with a fixed batch for any number of samples."""
     network = keras_graph.read(model)
     entrances = [network.layers[tensor.layer] for tensor in tensors_in(network.inputs)]
     opened = {layer.name: layer.configured(batch_shape=[None, *layer.config["batch_shape"][1:]]) for layer in entrances}

@@ -127,11 +127,8 @@ def strided_keys(
 ) -> list[Any]:
     """Return the keys of TensorFlow's strided slice for `index`.
 
-    Args:
-        begin: first index of each key.
-        end: index after the last one.
-        masks: a bit for each key, by TensorFlow's name of the mask (`shrink_axis_mask`).
-        offset: `end` counts from `begin`.
+    `masks` have a bit for each key, by TensorFlow's name of the mask (`shrink_axis_mask`). With `offset`, an end counts
+    from its begin.
     """
     keys: list[Any] = []
     for position, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
@@ -196,10 +193,7 @@ def pad(
 ) -> ValueT:
     """Pad each axis: zeros around a channel-last image with a layer, anything else with an operation.
 
-    Args:
-        pads: widths of each axis.
-        mode: numpy's name of the mode: constant, reflect or symmetric.
-        filler: value of the padding in the constant mode.
+    `mode` is numpy's name: constant (with the value `filler`), reflect or symmetric.
     """
     is_image = len(pads) == 4 and not any(pads[0]) and not any(pads[3]) and not call.placed(value).extra_batch
     if not is_image or mode != "constant" or filler != 0:
@@ -231,7 +225,6 @@ def _check_padding(shape: Sequence[int | None], pads: Sequence[Widths], mode: st
 
 
 def _padded(value: Any, pads: Sequence[Widths]) -> list[Any]:
-    """Return the shape of a value with padding."""
     return [None if size is None else size + sum(widths) for size, widths in zip(value.shape, pads, strict=True)]
 
 
@@ -255,10 +248,7 @@ def tile(call: LayerFactory[ValueT], value: ValueT, repeats: Sequence[int]) -> V
 def reduce(call: LayerFactory[ValueT], value: ValueT, kind: str, axes: Sequence[int], *, keep: bool) -> ValueT:
     """Reduce some axes: all positions of a channel-last image with a pooling layer, anything else with an operation.
 
-    Args:
-        kind: Keras' name of the operation: Mean, Sum, Max.
-        axes: axes of the graph.
-        keep: reduced axes remain with size 1.
+    `kind` is Keras' name of the operation: Mean, Sum, Max. With `keep`, reduced axes remain with size 1.
     """
     axes = sorted({axis_of(axis, value.shape) for axis in axes})
     rank = len(value.shape)

@@ -9,7 +9,7 @@ says so. Where the original itself changes more when the last bits of its inputs
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +42,7 @@ Arrays = Sequence[NDArray[Any]]
 Runs = Sequence[Arrays]
 """The inputs or outputs of several runs."""
 RunT = TypeVar("RunT")
+IndexT = TypeVar("IndexT")
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,9 @@ def verified(
 ) -> tuple[Parity, list[RunT]]:
     """Return the comparison of a rebuilt model, and the inputs of the runs that differ by more than is allowed.
 
-    Args:
-        by_run: for each run, the differences of its outputs.
-        expected: for each run, the outputs of the original.
-        with_last_bits_changed: return the outputs of the original for the inputs with their last bits changed; called
-            only if a difference exceeds the tolerance.
-        runtime: the distribution that ran the original.
+    `by_run` has the differences of the outputs of each run, and `expected` the outputs of the original. Only if a
+    difference exceeds the tolerance, the original runs again, on inputs with their last bits changed. `runtime` is the
+    distribution that ran the original.
     """
     differences = [*chain.from_iterable(by_run)]
     allowed, sensitivity = [TOLERANCE] * len(runs), None
@@ -157,8 +155,7 @@ def verified(
 def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     """Return the error for a rebuilt model whose outputs differ.
 
-    Args:
-        first: first operator of the file whose result differs, if it is known.
+    `first` is the first operator of the file whose result differs, if it is known.
     """
     located = f"; first at {first}" if first else ""
     return ModelError(
@@ -167,6 +164,15 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
         allowed=f"{TOLERANCE:g}",
         hint="please report it, with the file",
     )
+
+
+def first_difference(operators: Iterable[tuple[str, Sequence[IndexT]]], largest: Mapping[IndexT, float]) -> str:
+    """Return the first operator whose result differs: `operators` are titles and outputs, `largest` differences."""
+    for title, outputs in operators:
+        relative = max((largest.get(output, 0.0) for output in outputs), default=0.0)
+        if relative > TOLERANCE:
+            return f"{title}, by {relative:.2g}"
+    return "no operator alone"
 
 
 def build_model(network: Network) -> keras.Model:

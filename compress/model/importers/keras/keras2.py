@@ -155,7 +155,6 @@ class _Rebuilding:
         self.problems.append(Refused(old.name, type(old).__name__, of_part))
 
     def _recipe(self, old: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the Keras 3 class of a layer, and its configuration."""
         kind = type(old).__name__
         if type(old).__module__.startswith("tf_keras."):
             new = getattr(self.keras.layers, _RENAMED.get(kind, kind), None)
@@ -248,7 +247,6 @@ class _Rebuilding:
         return str(name)
 
     def _fresh(self, stem: str) -> str:
-        """Return a free name for an additional layer."""
         name = stem = stem.replace("/", "_")
         number = 1
         while name in self._names:
@@ -280,7 +278,6 @@ class _Rebuilding:
         return self._counterparts[id(old)][1]
 
     def _call(self, node: Any, tensors: dict[int, Any]) -> None:
-        """Repeat one call of a layer, and record its outputs."""
         import tensorflow as tf
 
         args, kwargs = tf.nest.map_structure(
@@ -300,7 +297,6 @@ class _Rebuilding:
             tensors[id(old)] = new
 
     def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a layer's counterpart for the arguments of one call."""
         import tensorflow as tf
         import tf_keras
 
@@ -349,7 +345,6 @@ class _Rebuilding:
 
 @functools.cache
 def _parameters(layer: Any) -> frozenset[str]:
-    """Return the options of a Keras 3 layer."""
     names: set[str] = set()
     for kind in layer.__mro__:
         if "__init__" not in vars(kind):

@@ -173,7 +173,6 @@ def _node_call(layer: Any, step: FunctionCall, call_inputs: Any) -> Any:
 
 
 def _attribute(value: Any) -> Any:
-    """Return an attribute of a node as a Python value."""
     kind = value.WhichOneof("value")
     if kind == "list":
         return list(value.list.i)

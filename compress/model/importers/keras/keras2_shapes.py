@@ -222,6 +222,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return values[0], values[1]
 
 
+_OLD_RESIZE = "x|images size align_corners half_pixel_centers"
 _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "reshape": ("x|tensor shape", reshape),
     "transpose": ("x|a perm conjugate", transpose),
@@ -243,11 +244,8 @@ _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "gather": ("x|params indices validate_indices axis batch_dims", lambda s, validate_indices=0, **a: gather(s, **a)),
     "shape": ("x|input out_type", size),
     "image.resize": ("x|images size method preserve_aspect_ratio antialias", resize),
-    "image.resize_bilinear": ("x|images size align_corners half_pixel_centers", partial(old_resize, method="bilinear")),
-    "image.resize_nearest_neighbor": (
-        "x|images size align_corners half_pixel_centers",
-        partial(old_resize, method="nearest"),
-    ),
+    "image.resize_bilinear": (_OLD_RESIZE, partial(old_resize, method="bilinear")),
+    "image.resize_nearest_neighbor": (_OLD_RESIZE, partial(old_resize, method="nearest")),
     "nn.depth_to_space": ("x|input block_size", blocks("DepthToSpace")),
     "nn.space_to_depth": ("x|input block_size", blocks("SpaceToDepth")),
     "nn.avg_pool2d": ("x|input|value ksize strides padding", partial(pooling, kind="Average")),

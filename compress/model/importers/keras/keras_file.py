@@ -139,9 +139,6 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
 
     Files of Keras 2 are rebuilt layer by layer, and the outputs compared (`compress.model.importers.keras.keras2`).
 
-    Args:
-        trust: whether code in the file may run.
-
     Raises:
         UntrustedError: loading would run code, and `trust` is not set.
         ModelError: the file is damaged, or Keras 3 cannot express the model.
@@ -152,8 +149,7 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
 def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
     """Load a scanned file as in `load`, with the parity of a model that was rebuilt.
 
-    Args:
-        samples: real samples [n, ...] for the comparison of a rebuilt model, in addition to random ones.
+    Real `samples` [n, ...] are compared in addition to random ones.
     """
     if scan.untrusted and not trust:
         raise untrusted(path, scan.untrusted)
@@ -239,7 +235,6 @@ def _start(path: Path) -> bytes:
 
 
 def _description(path: Path) -> str:
-    """Return a description of a file that is neither zip nor HDF5."""
     if path.is_dir():
         return "is a folder (a SavedModel?)"
     if not path.exists():
@@ -307,7 +302,6 @@ def _is_bomb(info: zipfile.ZipInfo) -> bool:
 
 
 def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """Return the version, the backend and the configuration of an HDF5 file with a complete model."""
     import h5py
 
     with h5py.File(path, "r") as file:

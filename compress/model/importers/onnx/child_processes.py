@@ -27,11 +27,7 @@ class OnnxRuntimeFailedError(Exception):
 
 
 def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Read a file once in a child process.
-
-    Args:
-        shapes: shapes of inputs with open dimensions, by name.
-    """
+    """Read a file once in a child process."""
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
     arguments = [str(path), named]
     guarded_calls.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
@@ -52,9 +48,7 @@ def read_in_child(path: str, shapes: str) -> None:
 def run_model(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs: Sequence[str]) -> list[list[Any]]:
     """Return the outputs of a model on the CPU with one thread and without graph optimization.
 
-    Args:
-        model: a serialized model with its tensors inside.
-        feeds: inputs by name, for each run.
+    `model` is serialized with its tensors inside; `feeds` are the inputs by name, for each run.
 
     Raises:
         OnnxRuntimeFailedError: onnxruntime gave no outputs.
@@ -136,7 +130,6 @@ def run_session(folder: Path, count: int) -> None:
 
 
 def _session(folder: Path) -> Any:
-    """Return a session of onnxruntime with the model in a folder."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -134,7 +134,6 @@ def _unknown(graph: OnnxGraph, node: Node) -> list[OnnxValue]:
 
 
 def _import_operator(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
-    """Apply the rule for an operator; return a value for each of its outputs."""
     node = call.node
     graph = call.builder.graph
     if node.operator not in rules:

@@ -38,7 +38,7 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
         values: how the network holds each tensor of the graph, by name.
         holders: names of the graph's tensors that each tensor of the network holds.
         padded: input and (before, after) per dimension of each layer that only pads with zeros.
-        padded_below: the same of each layer that pads with -inf, for max poolings only.
+        padded_below: input and widths of each layer that pads with -inf, for max poolings only.
         changed: tensors of the graph that the network no longer computes as they were.
     """
 

@@ -107,19 +107,13 @@ class _GraphWalk:
 
 
 def read(
-    path: Path,
-    known: Collection[str] | None = None,
-    shapes: Shapes = MappingProxyType({}),
-    *,
-    keep_batch: bool = False,
+    path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({}), *, keep_batch: bool = False
 ) -> OnnxGraph:
     """Read a file.
 
-    Args:
-        known: operators that have an import rule. If shape inference is not possible (operators of an unsupported kind,
-            or open dimensions), operators without a rule are listed as well.
-        shapes: shapes of inputs with open dimensions, by name.
-        keep_batch: whether a first dimension of a fixed size above 1 stays as it is, as part of the data.
+    `known` are the operators that have an import rule: operators without a rule are listed as well if shape inference
+    is not possible (operators of an unsupported kind, or open dimensions). `shapes` are those of inputs with open
+    dimensions, by name. With `keep_batch`, a first dimension of a fixed size above 1 is part of the data.
 
     Raises:
         OpenDimensionsError: an input has open dimensions, in addition to a batch.
@@ -207,7 +201,6 @@ def _parse(model: Any) -> OnnxGraph:
 
 
 def _check(model: Any) -> None:
-    """Check the model with onnx."""
     from onnx import checker
 
     for value in model.graph.output:  # the checker requires types and shapes; inference replaces these later
@@ -276,12 +269,10 @@ def _visit(walk: _GraphWalk, proto: Any, node: Node) -> None:
 
 
 def _known_shape(walk: _GraphWalk, name: str) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, if it was inferred."""
     return _shape(walk.types[name]) if name in walk.types else None
 
 
 def _add_size(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
-    """Add the size of a computed tensor to the total."""
     size = prod(shape or ())
     walk.total_size += size
     if size > MOST_NUMBERS:
@@ -343,7 +334,9 @@ def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[
     if node.operator in RANDOM_OPERATORS:
         return None
     if node.operator == "Shape":
-        return _shape_output(walk, node)
+        shape = _known_shape(walk, node.inputs[0])
+        dimensions = slice(node.settings.get("start", 0), node.settings.get("end"))
+        return None if shape is None else [np.asarray(shape[dimensions], np.int64)]
     if node.operator == "Constant" and "value" in node.settings:
         return [onnx_model.array(node.settings["value"])]
     for name in node.outputs:
@@ -354,15 +347,6 @@ def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[
         return _evaluate(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
     except FAILURES:
         return None
-
-
-def _shape_output(walk: _GraphWalk, node: Node) -> list[NDArray[Any]] | None:
-    """Return the output of a Shape operator, if the shape of its input is known."""
-    shape = _known_shape(walk, node.inputs[0])
-    if shape is None:
-        return None
-    dimensions = slice(node.settings.get("start", 0), node.settings.get("end"))
-    return [np.asarray(shape[dimensions], np.int64)]
 
 
 def _evaluate(walk: _GraphWalk, proto: Any, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -378,7 +362,6 @@ def _evaluate(walk: _GraphWalk, proto: Any, inputs: Mapping[str, NDArray[Any]]) 
 
 
 def _shape(kind: Any) -> tuple[int, ...] | None:
-    """Return the shape in a type, if all dimensions are known."""
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
@@ -386,7 +369,6 @@ def _shape(kind: Any) -> tuple[int, ...] | None:
 
 
 def _type_of(values: NDArray[Any], name: str) -> Any:
-    """Return the ONNX type of an array."""
     from onnx import helper
 
     try:

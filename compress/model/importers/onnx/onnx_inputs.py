@@ -105,7 +105,6 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
 
 
 def _dimension_text(dim: Any) -> str | int:
-    """Return the name or the size of a dimension, for a message."""
     return dim.dim_param or dim.dim_value or "?"
 
 
@@ -147,7 +146,6 @@ def _is_open(dim: Any) -> bool:
 
 
 def _says_batch(name: str) -> bool:
-    """Whether the name of an open dimension says that it is the batch."""
     return "batch" in name.lower() or name.lower() in BATCH_NAMES
 
 
@@ -218,10 +216,8 @@ def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
 def set_batch(model: Any, found: BatchAxes, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
     """Set the batch of a model, in its inputs, and in operators that reshape to a constant shape.
 
-    Args:
-        model: an onnx.ModelProto; it is changed.
-        size: its new size.
-        shapes: the shapes that contain the new size, by the output of the operator that reshapes.
+    The model (an onnx.ModelProto) is changed. `shapes` are the shapes that contain the new size, by the output of the
+    operator that reshapes.
     """
     for value in model.graph.input:
         if value.name in found.axes:
@@ -248,7 +244,6 @@ def shapes_with_batch_of_one(model: Any, found: BatchAxes) -> dict[str, list[int
 
 
 def _constant_shapes(model: Any) -> dict[str, list[int]]:
-    """Return the stored lists of int64 values, by name."""
     from onnx import TensorProto, numpy_helper
 
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -263,7 +258,6 @@ def _constant_shapes(model: Any) -> dict[str, list[int]]:
 
 
 def _add_shape(model: Any, output: str, shape: Sequence[int]) -> str:
-    """Add a shape to the constants of a model, and return its name."""
     import numpy as np
     from onnx import numpy_helper
 

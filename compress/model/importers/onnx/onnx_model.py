@@ -97,7 +97,6 @@ def parsed(content: bytes) -> Any:
 
 
 def _check_opset(model: Any) -> None:
-    """Check the version of the standard operator set."""
     versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if not versions:
         raise ModelError("it is not an ONNX model: it has no operator set version (opset)")
@@ -121,12 +120,10 @@ def graphs_in(model: Any) -> Iterator[Any]:
 
 
 def _subgraphs(attribute: Any) -> list[Any]:
-    """Return the graphs in an attribute."""
     return [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Yield every stored tensor of the model and its subgraphs."""
     for graph in graphs_in(model):
         yield from getattr(graph, "initializer", ())
         for stored in getattr(graph, "sparse_initializer", ()):
@@ -143,7 +140,6 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _names(graph: Any) -> Iterator[Any]:
-    """Yield all names in a graph."""
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
@@ -194,7 +190,6 @@ def _load_external_tensors(model: Any, folder: Path) -> None:
 
 
 def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
-    """Read the bytes of an external tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     name = f"its tensor {tensor.name[:80]!r}"
@@ -293,7 +288,6 @@ def _check_settings(model: Any) -> None:
 
 
 def _sort_nodes(model: Any) -> None:
-    """Sort the operators topologically."""
     nodes = list(model.graph.node)
     producers = _producers(nodes)
     needed = [{producers[name] for name in _used_names(node) if name in producers} for node in nodes]
@@ -335,7 +329,6 @@ def _topological_order(needed: Sequence[set[int]]) -> list[int]:
 
 
 def _drop_unused(model: Any) -> None:
-    """Remove the operators that no output depends on."""
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
@@ -350,7 +343,6 @@ def _drop_unused(model: Any) -> None:
 
 
 def _used_names(node: Any) -> Iterator[str]:
-    """Yield the names of the tensors that an operator and its subgraphs use."""
     waiting = [node]
     while waiting:
         current = waiting.pop()

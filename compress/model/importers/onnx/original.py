@@ -30,7 +30,7 @@ INTEGER_DTYPES["BOOL"] = np.bool_
 RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
 """Number of different random values, from 0 up, for an input of this type."""
 OTHER_RANDOM_VALUE_COUNT = 8
-"""The same for the other integer types, whose values are often indices."""
+"""Number of different random values for the other integer types, whose values are often indices."""
 MOST_TRIED = 2**22
 """Most values of inputs that are tried: more than a colour image of 1024 x 1024."""
 LEAST_RANDOM_ROWS = 4
@@ -143,12 +143,7 @@ def _agree(graph: OnnxGraph, runs: OriginalRuns, other: Runs) -> bool:
     expected = runs.outputs[:count]
     by_row = [verification.compare_runs([before], [after]) for before, after in zip(expected, other, strict=True)]
     _, exceeding = verification.verified(
-        runs.rows[:count],
-        by_row,
-        expected,
-        lambda: with_last_bits_changed(graph, runs)[:count],
-        "onnxruntime",
-        count,
+        runs.rows[:count], by_row, expected, lambda: with_last_bits_changed(graph, runs)[:count], "onnxruntime", count
     )
     return not exceeding
 

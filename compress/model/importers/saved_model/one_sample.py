@@ -111,9 +111,6 @@ def run_samples(signature: LoadedSignature, function: Any) -> dict[str, list[lis
     The signature computes all samples of a batch at once: they are different, so an operation over the first axis
     changes the result.
 
-    Args:
-        function: the function of one sample.
-
     Raises:
         BatchError: the outputs of several samples are not those of each sample alone.
     """

@@ -309,7 +309,6 @@ def _batch(plain: Plain) -> int:
 
 
 def _import_operator(call: TfliteCall, rules: Mapping[str, Rule]) -> list[TfliteValue]:
-    """Apply the rule for an operator; return a value for each of its outputs."""
     operator = call.operator
     if operator.custom or operator.name not in rules:
         raise NotImportedError("it is a custom operator" if operator.custom else NO_LAYER)

@@ -19,7 +19,7 @@ from compress.core.errors import ModelError
 from compress.model.importers.common import guarded_calls, verification
 from compress.model.importers.common.graph_builder import NOT_MADE
 from compress.model.importers.common.unsupported import Refused, unsupported
-from compress.model.importers.common.verification import TOLERANCE, Arrays, Parity, Runs
+from compress.model.importers.common.verification import Arrays, Parity, Runs
 from compress.model.importers.tflite.network import TfliteNetwork, build_network
 from compress.model.importers.tflite.ops.layers import RULES
 from compress.model.ir import keras_graph as networks
@@ -213,7 +213,12 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
         model = verification.build_model(network)
         parity, exceeding = _compare(model, _reference(file, file.plain), runs, len(runs) * file.batch)
     if exceeding:
-        raise verification.too_different(parity, str(file.path), _first_difference(imported, exceeding))
+        operators = (
+            (float_graph.operator_title(operator, number, imported.plain.graph), operator.outputs)
+            for operator, number in zip(imported.plain.graph.operators, imported.plain.numbers, strict=True)
+        )
+        first = verification.first_difference(operators, _intermediate_differences(imported, exceeding))
+        raise verification.too_different(parity, str(file.path), first)
     return model, parity
 
 
@@ -285,7 +290,7 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
 
 
 def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Parity, list[Arrays]]:
-    """Compare the outputs of the model with those of the file; return the inputs with too large differences, too."""
+    """Compare the outputs of the model with those of the file; and return the inputs of the runs that differ too much."""
     runner = comparison.Runner(original)
     dtypes = [graph.DTYPES[original.tensors[index].dtype] for index in original.inputs]
 
@@ -307,17 +312,6 @@ def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Par
 def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:
     """Return the values in order: a network may have its batch before the first dimension of the file's tensor."""
     return [np.asarray(output).reshape(-1) for output in outputs]
-
-
-def _first_difference(imported: TfliteNetwork, runs: Runs) -> str:
-    """Return the first operator whose result differs, with its number in the file."""
-    graph = imported.plain.graph
-    largest = _intermediate_differences(imported, runs)
-    for operator, number in zip(graph.operators, imported.plain.numbers, strict=True):
-        relative = max((largest.get(index, 0.0) for index in operator.outputs), default=0.0)
-        if relative > TOLERANCE:
-            return f"{float_graph.operator_title(operator, number, graph)}, by {relative:.2g}"
-    return "no operator alone"
 
 
 def _intermediate_differences(imported: TfliteNetwork, runs: Runs) -> dict[int, float]:

@@ -259,22 +259,12 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
     ),
     "another product by a sixth": (
         9,
-        [
-            *PLUS,
-            node("Relu", ["c"], ["r"]),
-            node("Mul", ["r", "k"], ["m"]),
-            node("Div", ["m", number(6)], ["y"]),
-        ],
+        [*PLUS, node("Relu", ["c"], ["r"]), node("Mul", ["r", "k"], ["m"]), node("Div", ["m", number(6)], ["y"])],
         ["Conv2D", "Add", "Activation", "Activation", "Multiply", "Divide"],
     ),
     "a square by a sixth": (
         9,
-        [
-            *PLUS,
-            node("Mul", ["k", "k"], ["m"]),
-            node("Div", ["m", number(6)], ["d"]),
-            node("Add", ["d", "c"], ["y"]),
-        ],
+        [*PLUS, node("Mul", ["k", "k"], ["m"]), node("Div", ["m", number(6)], ["d"]), node("Add", ["d", "c"], ["y"])],
         ["Conv2D", "Add", "Activation", "Multiply", "Divide", "Add"],
     ),
     "hard sigmoid": (

@@ -45,11 +45,7 @@ SWISH = [
     node("Mul", ["c", "s2"], ["s3"]),
     node("Div", ["s3", number(6)], ["y"]),
 ]
-ERF = [
-    node("Div", ["c", number(2**0.5)], ["e1"]),
-    node("Erf", ["e1"], ["e2"]),
-    node("Add", ["e2", number(1)], ["e3"]),
-]
+ERF = [node("Div", ["c", number(2**0.5)], ["e1"]), node("Erf", ["e1"], ["e2"]), node("Add", ["e2", number(1)], ["e3"])]
 GATE = [
     node("GlobalAveragePool", ["c"], ["g1"]),
     node("Conv", ["g1", floats(2, 6, 1, 1), floats(2)], ["g2"]),
@@ -424,10 +420,7 @@ def recursive(proto: Any) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cut off": (
-        lambda proto: proto.SerializeToString()[:300],
-        "it is truncated|it has no operators",
-    ),
+    "cut off": (lambda proto: proto.SerializeToString()[:300], "it is truncated|it has no operators"),
     "text": (lambda proto: b"this is no model" * 9, "it is not an ONNX model"),
     "empty": (lambda proto: b"", "it is not an ONNX model"),
     "zip": (lambda proto: b"PK\x03\x04" + bytes(100), "it is not an ONNX model"),
@@ -442,10 +435,7 @@ DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no window": (attribute(2, "kernel_shape", [2**40, 1]), "MaxPool 'y' has kernel_shape"),
     "not fixed": (unknown, "its input 'x' has open dimensions: .*'height'.*--shape x=1,4,320,8$"),
     "recursion": (recursive, "its function 'F' calls itself"),
-    "elsewhere": (
-        external("../secret.bin"),
-        "is stored in '../secret.bin'; allowed: a file in the model's folder",
-    ),
+    "elsewhere": (external("../secret.bin"), "is stored in '../secret.bin'; allowed: a file in the model's folder"),
     "absolute": (external("/etc/passwd"), "'c_1' is stored in '/etc/passwd'; allowed"),
     "by a link": (external("link.bin"), "'c_1' is stored in 'link.bin'; allowed"),
     "missing": (external("weights.bin"), "'c_1' is stored in 'weights.bin'; allowed"),

@@ -173,13 +173,7 @@ CASES: list[Case] = [
         one("AveragePool", kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1),
         ["ZeroPadding2D", "AveragePooling2D"],
     ),
-    (
-        "average uneven",
-        11,
-        IMAGE,
-        one("AveragePool", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]),
-        None,
-    ),
+    ("average uneven", 11, IMAGE, one("AveragePool", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]), None),
     (
         "average ceil",
         19,

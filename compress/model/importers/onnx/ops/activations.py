@@ -131,7 +131,6 @@ def _within_relu6(call: OnnxCall, gate: LayerOutput) -> LayerOutput | None:
 
 
 def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | None:
-    """Return x if a tensor is x plus this number."""
     layer = call.builder.layers.get(tensor.layer)
     if layer is None or layer.kind != "Add" or not layer.calls:
         return None

@@ -31,11 +31,7 @@ PASSING = {
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The window of a convolution or pooling, by spatial dimension.
-
-    Attributes:
-        pads: padding (before, after).
-    """
+    """The window of a convolution or pooling, by spatial dimension; `pads` are (before, after)."""
 
     size: list[int]
     strides: list[int]
@@ -181,7 +177,9 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     config["use_bias"] = bool(bias)
     result = call.output_shape()
     cuts = _cuts(call, source, sliding, result)
-    if _is_same_padding(source, sliding, result, cuts):
+    excess = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
+    strided = [size * stride for size, stride in zip(source.shape[2:], sliding.strides, strict=True)]
+    if cuts == [(total // 2, total - total // 2) for total in excess] and list(result[2:]) == strided:
         config["padding"] = "same"
         like = laid(UNKNOWN, result, channel_last(rank + 2))
         return call.layer(f"Conv{rank}DTranspose", config, [source], like, weights)
@@ -196,13 +194,6 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     return _cropped(call, full, [[before, max(after, 0)] for before, after in cuts])
 
 
-def _is_same_padding(source: OnnxValue, sliding: SlidingWindow, result: tuple[int, ...], cuts: Pads) -> bool:
-    """Return True if a transposed convolution equals one of Keras with padding "same"."""
-    excess = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
-    sizes = [size * stride for size, stride in zip(source.shape[2:], sliding.strides, strict=True)]
-    return cuts == [(total // 2, total - total // 2) for total in excess] and list(result[2:]) == sizes
-
-
 def _full_sizes(source: OnnxValue, sliding: SlidingWindow, added: Sequence[int]) -> list[int]:
     """Return the output sizes of a transposed convolution without cropping, with `added` zeros at the end."""
     sizes = zip(source.shape[2:], sliding.strides, sliding.size, added, strict=True)
@@ -210,7 +201,6 @@ def _full_sizes(source: OnnxValue, sliding: SlidingWindow, added: Sequence[int])
 
 
 def _cropped(call: OnnxCall, full: OnnxValue, cropping: list[list[int]]) -> OnnxValue:
-    """Crop an image (before, after) along each axis."""
     if not any(map(any, cropping)):
         return full
     rank = len(cropping)

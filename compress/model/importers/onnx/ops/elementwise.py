@@ -163,7 +163,6 @@ def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
 
 
 def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
-    """Return the layer with the constant added to its bias."""
     kernel, *bias = layer.weights
     added = constants if kind == "Add" else -constants
     weights = (kernel, bias[0] + added if bias else np.array(added))

@@ -78,7 +78,6 @@ def matmul(call: OnnxCall) -> OnnxValue:
 
 
 def _matrix_product(call: OnnxCall) -> OnnxValue:
-    """Add an operation that multiplies matrices in the last two axes."""
     operands = [call.weights(index) if call.is_constant(index) else call.value(index) for index in (0, 1)]
     result = call.output_shape()
     rank = len(result)
@@ -97,7 +96,6 @@ def _matrix_product(call: OnnxCall) -> OnnxValue:
 
 
 def _matrix(constant: Floats) -> Floats | None:
-    """Return a constant as one matrix, if possible."""
     if constant.ndim == 1:
         return constant[:, None]
     return constant.reshape(constant.shape[-2:]) if prod(constant.shape[:-2]) == 1 else None

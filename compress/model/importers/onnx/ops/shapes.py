@@ -167,7 +167,6 @@ def pad(call: OnnxCall) -> OnnxValue:
 
 
 def _is_only_pooled(call: OnnxCall) -> bool:
-    """Return True if only max poolings read the result."""
     name = call.node.outputs[0]
     readers = [node.operator for node in call.builder.graph.nodes if name in node.inputs]
     return set(readers) == {"MaxPool"} and call.builder.takers[name] == len(readers)

@@ -66,7 +66,6 @@ def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...
 
 
 def _bias(call: TfliteCall, index: int, count: int) -> list[Any]:
-    """Return the bias as a list of weights; empty if there is none."""
     if call.count <= index:
         return []
     bias = call.weights(index)
