@@ -290,7 +290,7 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
 
 
 def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Parity, list[Arrays]]:
-    """Compare the outputs of the model with those of the file; and return the inputs of the runs that differ too much."""
+    """Compare the outputs of the model with those of the file; return also the inputs of runs that differ too much."""
     runner = comparison.Runner(original)
     dtypes = [graph.DTYPES[original.tensors[index].dtype] for index in original.inputs]
 
