@@ -21,16 +21,16 @@ OURS = frozenset({"compress", "darwinn", "deploy"})
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The names of the folders of installed packages."""
 DETECTOR = "detector"
-"""The function that says where the anchors stand, in builders of models that find objects."""
+"""The function of a detector's builder that returns the positions of the anchors."""
 
 
 def names() -> list[str]:
-    """The builders that come with Coralline."""
+    """Return the names of the builders that come with Coralline."""
     return sorted(path.stem for path in shipped("models").glob("*.py"))
 
 
 def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
-    """The file and the function that a `builder:` setting names.
+    """Return the file and the function that a `builder:` setting names.
 
     Args:
         builder: the name of a shipped builder, or a path `file.py` or `file.py:function`.
@@ -155,7 +155,7 @@ def build(
 
 
 def detector(path: Path, input_shape: tuple[int, ...]) -> Any:
-    """The specification of a detector's anchors, as its builder has it (`deploy.contract.detection`).
+    """Return the specification of a detector's anchors from its builder (`deploy.contract.detection`).
 
     Raises:
         ModelError: the file has no function `detector`, or it fails.

@@ -57,7 +57,7 @@ def is_split(shape: Shape) -> bool:
 
 
 def fixed_batch(shapes: Mapping[str, Shape]) -> str:
-    """Return the sentence that names the inputs with a fixed batch."""
+    """Return a sentence that names the inputs with a fixed batch."""
     names = [name for name, shape in shapes.items() if is_split(shape)]
     return f"its input {', '.join(map(repr, names))} has a fixed first dimension of {batch_of(shapes)}"
 

@@ -21,6 +21,7 @@ UNKNOWN = LayerOutput("?")
 """Tensor of a value that no layer computes."""
 
 
+@runtime_checkable
 class GraphValue(Protocol):
     """A tensor of the graph as the network holds it: a frozen dataclass."""
 
@@ -215,15 +216,6 @@ NOT_MADE = (NotImportedError, ArithmeticError, IndexError, ValueError)
 """Exceptions of a rule: an untrusted file may hold values that no rule expects."""
 
 
-@runtime_checkable
-class Computed(Protocol):
-    """A placeholder for a tensor of the network among the arguments of a call."""
-
-    @property
-    def tensor(self) -> LayerOutput:
-        """The tensor."""
-
-
 def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a layer or an operation."""
     registered = None if module == LAYERS else kind
@@ -232,7 +224,7 @@ def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def argument(value: Any) -> Any:
     """Return an argument of a call in the form of Keras files: a tensor, list, number, array or slice."""
-    if isinstance(value, Computed):
+    if isinstance(value, GraphValue):
         return value.tensor
     if isinstance(value, list):
         return [argument(element) for element in value]

@@ -26,6 +26,20 @@ LARGEST_SIZE = 2**15
 """The largest side after a resize: a damaged file could ask for more memory than the machine has."""
 
 
+def kernel_of(weights: NDArray[np.float32], rank: int) -> NDArray[np.float32]:
+    """Return the weights of a convolution, which must have this rank and at least one value."""
+    if weights.ndim != rank or weights.size == 0:
+        raise NotImportedError(f"its weights have the shape {list(weights.shape)}")
+    return weights
+
+
+def bias_of(weights: NDArray[np.float32], count: int) -> list[NDArray[np.float32]]:
+    """Return a bias, which must have a value for each of the channels, as a list of weights."""
+    if weights.size != count:
+        raise NotImportedError(f"it has {weights.size} biases for {count} channels")
+    return [weights.reshape(-1)]
+
+
 def axis_of(axis: int, shape: Sequence[int | None]) -> int:
     """Return an axis counted from the front."""
     if not -len(shape) <= axis < len(shape):

@@ -1,8 +1,8 @@
-"""TensorFlow functions in the graph of a Keras 2 model, and the layers and operations of Keras 3 they become.
+"""TensorFlow functions in the graph of a Keras 2 model, and their layers and operations in Keras 3.
 
-What stood between layers in tf.keras (`x * 2`, `tf.nn.relu6(x)`, `x[:, 1:]`) is stored as a layer that names a
+An expression between layers in tf.keras (`x * 2`, `tf.nn.relu6(x)`, `x[:, 1:]`) is stored as a layer that names a
 function: TFOpLambda and SlicingOpLambda since TensorFlow 2.4, TensorFlowOpLayer with a GraphDef node before.
-tf_keras looks the function up by its name and runs it, so only those that are listed here are ever given to it.
+tf_keras looks the function up by its name and runs it, so tf_keras gets only functions that are listed here.
 
 Source: tensorflow.org/api_docs/python/tf (2.4 to 2.15) for functions, tensorflow.org/api_docs/cc for nodes.
 """
@@ -249,9 +249,9 @@ class TfFunction:
     """A TensorFlow function with a counterpart.
 
     Attributes:
-        rule: makes it.
-        parameters: those of the rule in the function's order, each with the names that TensorFlow has for it
-            or had ("x|features axis|dim").
+        rule: makes the counterpart.
+        parameters: parameters of the rule in the function's order, each with its present and former names in
+            TensorFlow ("x|features axis|dim").
     """
 
     rule: Rule

@@ -95,8 +95,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
     builder: OnnxNetworkBuilder
     node: Node
 
-    # --- inputs and attributes -----------------------------------------------------------
-
     def setting(self, name: str, default: Any = None) -> Any:
         """Return one of its attributes."""
         return self.node.settings.get(name, default)
@@ -162,8 +160,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
             raise NotImportedError("the shape of its output is unknown" if shape is None else "it is empty")
         return shape
 
-    # --- layers --------------------------------------------------------------------------
-
     def layer_name(self) -> str:
         """Return a free name: from the PyTorch module of the weights, from the operator, or from its output."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
@@ -173,8 +169,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
         if name.isdigit():
             name = f"{self.node.operator}_{name}"
         return free_name(title(name), self.builder.layers)
-
-    # --- layout --------------------------------------------------------------------------
 
     def arranged(self, value: OnnxValue, order: Order, *, extra_batch: bool = False) -> OnnxValue:
         """Return the value with its axes in this order, each a dimension of the network; add layers if necessary."""

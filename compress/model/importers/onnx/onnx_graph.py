@@ -47,12 +47,11 @@ class Node:
     """An operator.
 
     Attributes:
-        operator: its type: Conv, Relu.
-        name: its name, or that of its first output.
-        number: its index in topological order.
-        inputs: names of its input tensors; "" for an omitted one.
-        outputs: names of its output tensors; "" for an omitted one.
-        settings: its attributes.
+        operator: type of the operator: Conv, Relu.
+        name: name of the operator, or of its first output.
+        number: index of the operator in topological order.
+        inputs: names of the input tensors; "" for an omitted tensor.
+        outputs: names of the output tensors; "" for an omitted tensor.
     """
 
     operator: str

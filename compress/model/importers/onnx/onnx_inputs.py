@@ -36,9 +36,9 @@ class BatchAxes:
     """The dimension that is the batch, and is set to 1 in the parsed graph.
 
     Attributes:
-        axes: its index in the shape of each input that has it, by input name; empty if the file has a batch of 1.
-        size: its size in the file; 0 if it is open.
-        name: its name in the file, if it is open.
+        axes: index of the dimension in the shape of each input with a batch, by input name; empty for a batch of 1.
+        size: size of the dimension in the file; 0 for an open dimension.
+        name: name of an open dimension in the file.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class BatchAxes:
 
     @property
     def has_other_name(self) -> bool:
-        """Whether its author named it, and not as a batch: 'num_points', 'tokens'."""
+        """Whether the author of the model gave the dimension a name that is not a batch: 'num_points', 'tokens'."""
         return not _says_batch(self.name) and not GENERATED_NAME.fullmatch(self.name)
 
 
@@ -207,7 +207,7 @@ def example_shapes(inputs: list[Any], size: tuple[int, int]) -> dict[str, list[i
 
 
 def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
-    """Return heights and widths to try: that in the metadata of a file, then the usual ones."""
+    """Return heights and widths to try: the size in the metadata of a file, then the usual sizes."""
     stored = [entry.value for entry in model.metadata_props if entry.key == IMAGE_SIZE_KEY]
     sides = [int(side) for side in re.findall(r"\b[1-9]\d{0,3}\b", stored[0])] if stored else []
     return [*([(sides[0], sides[-1])] if sides else []), *EXAMPLE_SIZES]

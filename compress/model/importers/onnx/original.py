@@ -1,8 +1,7 @@
 """The original file in onnxruntime, with its own batch: the outputs that the rebuilt model must have.
 
 A row has one sample for each input, in the shape of the parsed graph: with a batch of 1. The original runs on several
-rows at once where its batch allows this. A dimension is a batch only if each row then has the
-outputs that it has alone.
+rows at once where its batch allows this. A dimension is a batch only if each row then has the outputs of a run alone.
 """
 
 from __future__ import annotations
@@ -207,14 +206,14 @@ def _random_value_count(graph: OnnxGraph, name: str) -> int:
 
 
 def _joined(graph: OnnxGraph, name: str, rows: Sequence[Row]) -> NDArray[Any]:
-    """Return an input of several rows: joined along its batch, or that of the first row if it has no batch."""
+    """Return an input of several rows: joined along its batch, or the input of the first row if it has no batch."""
     if name not in graph.batch.axes:
         return rows[0][name]
     return np.concatenate([row[name] for row in rows], graph.batch.axes[name])
 
 
 def _split(array: NDArray[Any], shape: Sequence[int], size: int) -> list[NDArray[Any]]:
-    """Split a tensor into that of each row, by its shape with a batch of 1; return it for each row if it has none."""
+    """Split a tensor into a part for each row, by its shape with a batch of 1; a tensor without a batch is repeated."""
     longer = [axis for axis, (length, single) in enumerate(zip(array.shape, shape, strict=False)) if length != single]
     if array.ndim != len(shape) or len(longer) != 1 or array.shape[longer[0]] != size * shape[longer[0]]:
         return [array] * size

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.importers.common.graph_builder import NUMPY, UNKNOWN, NotImportedError
+from compress.model.importers.common.shape_rules import bias_of, kernel_of
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, laid
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 
@@ -96,26 +97,10 @@ def zero_padded(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
     return result
 
 
-def _kernel(call: OnnxCall, rank: int) -> NDArray[np.float32]:
-    kernel = call.weights(1)
-    if kernel.ndim != rank or kernel.size == 0:
-        raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
-    return kernel
-
-
-def _bias(call: OnnxCall, count: int) -> list[NDArray[np.float32]]:
-    if not call.has(2):
-        return []
-    bias = call.weights(2).reshape(-1)
-    if bias.size != count:
-        raise NotImportedError(f"it has {bias.size} biases for {count} channels")
-    return [bias]
-
-
 def conv(call: OnnxCall) -> OnnxValue:
     """Conv: weights [out, in / groups, spatial dimensions...]; depthwise if each channel is a group."""
     source = image(call)
-    kernel, channels = _kernel(call, len(source.shape)), source.shape[1]
+    kernel, channels = kernel_of(call.weights(1), len(source.shape)), source.shape[1]
     out, groups, rank = kernel.shape[0], int(call.setting("group", 1)), kernel.ndim - 2
     if kernel.shape[1] * groups != channels or out % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} in {groups} groups do not fit {channels} channels")
@@ -124,7 +109,7 @@ def conv(call: OnnxCall) -> OnnxValue:
         kernel, sliding = _spread(kernel, sliding)
     like = laid(UNKNOWN, call.output_shape(), channel_last(rank + 2))
     source, padding = _conv_padding(call, source, sliding)
-    bias = _bias(call, out)
+    bias = bias_of(call.weights(2), out) if call.has(2) else []
     config: dict[str, Any] = {"kernel_size": sliding.size, "strides": sliding.strides, "padding": padding}
     config |= {"dilation_rate": sliding.dilation, "use_bias": bool(bias)}
     spatial_axes = tuple(range(2, rank + 2))
@@ -160,7 +145,7 @@ def _conv_padding(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> 
 def conv_transpose(call: OnnxCall) -> OnnxValue:
     """ConvTranspose: weights [in, out / groups, positions...]; excess at the edges is cropped."""
     source = image(call)
-    kernel = _kernel(call, len(source.shape))
+    kernel = kernel_of(call.weights(1), len(source.shape))
     channels = source.shape[1]
     groups = int(call.setting("group", 1))
     sliding = window(call, source, kernel.shape[2:])
@@ -171,7 +156,7 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     if groups > 1:
         kernel = _written_out(kernel, groups)
     rank = kernel.ndim - 2
-    bias = _bias(call, kernel.shape[1])
+    bias = bias_of(call.weights(2), kernel.shape[1]) if call.has(2) else []
     weights = [kernel.transpose(*range(2, rank + 2), 1, 0), *bias]
     config = {"filters": kernel.shape[1], "kernel_size": sliding.size, "strides": sliding.strides}
     config["use_bias"] = bool(bias)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError, selection_as_sum
+from compress.model.importers.common.shape_rules import bias_of, kernel_of
 from compress.model.importers.tflite.network import Rule, TfliteCall, TfliteValue, reshaped
 from compress.model.importers.tflite.ops import shapes
 from compress.model.importers.tflite.ops.shapes import last_two_swapped
@@ -65,25 +66,13 @@ def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...
     return TfliteValue(source.tensor, (batch, *result, channels))
 
 
-def _bias(call: TfliteCall, index: int, count: int) -> list[Any]:
-    if call.count <= index:
-        return []
-    bias = call.weights(index)
-    if bias.size != count:
-        raise NotImportedError(f"it has {bias.size} biases for {count} channels")
-    return [bias.reshape(-1)]
-
-
-def _kernel(call: TfliteCall, index: int) -> Any:
-    kernel = call.weights(index)
-    if kernel.ndim != 4 or kernel.size == 0:
-        raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
-    return kernel
+def _bias(call: TfliteCall, index: int, count: int) -> list[NDArray[np.float32]]:
+    return bias_of(call.weights(index), count) if call.count > index else []
 
 
 def conv_2d(call: TfliteCall) -> TfliteValue:
     """CONV_2D: weights [out, height, width, in / groups]."""
-    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    source, kernel, window = call.batched(0, 4), kernel_of(call.weights(1), 4), _window(call)
     groups, left = divmod(source.shape[3], kernel.shape[3])
     if left or not groups or kernel.shape[0] % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {source.shape[3]} channels")
@@ -97,7 +86,7 @@ def conv_2d(call: TfliteCall) -> TfliteValue:
 
 def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
     """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; a grouped convolution if the strides differ."""
-    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    source, kernel, window = call.batched(0, 4), kernel_of(call.weights(1), 4), _window(call)
     channels, out, size = source.shape[3], kernel.shape[3], kernel.shape[1:3]
     if kernel.shape[0] != 1 or out % channels:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {channels} channels")
@@ -116,7 +105,7 @@ def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
 def transpose_conv(call: TfliteCall) -> TfliteValue:
     """TRANSPOSE_CONV: output shape, weights [out, height, width, in], input, bias."""
     output_shape = call.integers(0)
-    kernel = _kernel(call, 1)
+    kernel = kernel_of(call.weights(1), 4)
     source = call.batched(2, 4)
     strides = _strides(call)
     padding = _padding(call)
