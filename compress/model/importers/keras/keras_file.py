@@ -314,7 +314,8 @@ def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
             )
         if problem := hdf5_weights.problem(file):
             raise _refusal(path, problem)
-        text, *stored = (file.attrs.get(name, "") for name in ("model_config", "keras_version", "backend"))
+        text = file.attrs["model_config"]
+        stored = [file.attrs.get(name, "") for name in ("keras_version", "backend")]
     decoded = [value.decode() if isinstance(value, bytes) else value for value in stored]
     version, backend = (value if isinstance(value, str) else "" for value in decoded)
     if not isinstance(text, str | bytes):
