@@ -21,16 +21,16 @@ OURS = frozenset({"compress", "darwinn", "deploy"})
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The names of the folders of installed packages."""
 DETECTOR = "detector"
-"""The function that says where the anchors stand, in builders of models that find objects."""
+"""The function of a detector's builder that returns the positions of the anchors."""
 
 
 def names() -> list[str]:
-    """The builders that come with Coralline."""
+    """Return the names of the builders that come with Coralline."""
     return sorted(path.stem for path in shipped("models").glob("*.py"))
 
 
 def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
-    """The file and the function that a `builder:` setting names.
+    """Return the file and the function that a `builder:` setting names.
 
     Args:
         builder: the name of a shipped builder, or a path `file.py` or `file.py:function`.
@@ -122,11 +122,6 @@ def _imported_names(path: Path) -> set[str]:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Return a Python file as a syntax tree.
-
-    Raises:
-        ModelError: the file cannot be read, or is not a Python program.
-    """
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
@@ -143,13 +138,8 @@ def build(
 ) -> Any:
     """Run a builder.
 
-    Args:
-        path: the file.
-        function: the function in the file.
-        input_shape: of a preprocessed sample.
-        classes: the number of classes.
-        backbone: a trained Keras model, for builders that take one as their third argument.
-        arguments: further arguments, by name.
+    `input_shape` is the shape of a preprocessed sample. A builder of transfer learning takes a trained Keras model,
+    `backbone`, as its third argument.
 
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.
@@ -165,7 +155,7 @@ def build(
 
 
 def detector(path: Path, input_shape: tuple[int, ...]) -> Any:
-    """The specification of a detector's anchors, as its builder has it (`deploy.contract.detection`).
+    """Return the specification of a detector's anchors from its builder (`deploy.contract.detection`).
 
     Raises:
         ModelError: the file has no function `detector`, or it fails.
@@ -197,11 +187,6 @@ def _called(
 def _refuse_other_parameters(
     function: Callable[..., Any], where: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
-    """Refuse a function that cannot be called with these arguments.
-
-    Raises:
-        ModelError: it has other parameters, or needs one more.
-    """
     try:
         signature = inspect.signature(function)
     except ValueError:  # it is written in C

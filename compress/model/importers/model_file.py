@@ -47,7 +47,6 @@ class ModelFile:
 
     Attributes:
         path: the file, or the SavedModel folder.
-        kind: its format.
         format: description of the format.
         producer: program that wrote it, with its version; empty if it is not stored.
         becomes: artifact that the pipeline makes of it: a Keras model, which can be trained and pruned; a float .tflite
@@ -123,13 +122,8 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
 def read(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> ModelFile:
     """Read a file, without TensorFlow and without running anything of it.
 
-    Only an .onnx file may run in a process of its own, to find out whether its first dimension is a batch, or which
-    sizes it accepts.
-
-    Args:
-        path: the file, or the SavedModel folder.
-        signature: name of the signature to take, for a SavedModel only.
-        shapes: shapes of inputs with open dimensions by name, for an .onnx file only.
+    Only an .onnx file may run, in a child process, which finds out whether the first dimension is a batch, or which
+    sizes the model accepts. The arguments are those of `detect`.
 
     Raises:
         ModelError: the file is missing, damaged, malicious, or of an unsupported format.
@@ -153,8 +147,8 @@ def load(file: ModelFile, *, trust: bool = False, samples: Samples = None) -> Im
         samples: real samples [n, ...] for the comparison, in addition to random ones.
 
     Raises:
-        UntrustedError: it would run code, and `trust` is not set.
-        ModelError: it has an unsupported operator, or the outputs differ.
+        UntrustedError: loading would run code, and `trust` is not set.
+        ModelError: the file has an unsupported operator, or the outputs differ.
     """
     return LOADERS[file.kind](file, trust, samples)
 
@@ -180,7 +174,7 @@ def to_float_tflite(file: ModelFile) -> Converted:
     """Convert a SavedModel with a graph to a float .tflite file.
 
     Raises:
-        ModelError: it has operators that are not run, or TensorFlow cannot convert it.
+        ModelError: the graph has operators that are not run, or TensorFlow cannot convert the graph.
     """
     from compress.model.importers.saved_model import conversion
 
@@ -188,11 +182,7 @@ def to_float_tflite(file: ModelFile) -> Converted:
 
 
 def check_runnable(file: ModelFile) -> None:
-    """Check that the graph of a SavedModel may run.
-
-    Raises:
-        ModelError: it has operators that are not run; all of them are listed.
-    """
+    """Check that the graph of a SavedModel may run; the ModelError lists all operators that may not."""
     from compress.model.importers.saved_model import conversion
 
     if file.refused:
@@ -322,14 +312,10 @@ def _load_keras(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel
 
 
 def _of_any_batch(model: keras.Model, parity: Parity | None, path: Path) -> ImportedModel:
-    """Return a Keras model that was loaded, for a batch of any size."""
-    from compress.model.importers.common import batches
+    from compress.model.importers.common import batches, guarded_calls
 
-    try:
+    with guarded_calls.located(path):
         return ImportedModel(batches.of_any_batch(model), parity)
-    except ModelError as error:
-        error.where = error.where or str(path)
-        raise
 
 
 def _load_onnx(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:

@@ -15,7 +15,7 @@ import pytest
 from compress.core import sandbox
 from compress.core.errors import ModelError
 from compress.model.importers import model_file
-from compress.model.importers.common import rehearsal
+from compress.model.importers.common import guarded_calls
 from compress.model.importers.keras import hdf5_weights
 
 
@@ -43,7 +43,7 @@ def test_a_file_that_ends_the_process_which_reads_it(
     monkeypatch.setattr(sandbox, "run", lambda _, *args, **limits: run(function, *args, **limits))
     monkeypatch.delitem(sys.modules, "hostile_library")
     if entry == "wait":
-        monkeypatch.setattr(rehearsal, "TIMEOUT_S", 1)
+        monkeypatch.setattr(guarded_calls, "TIMEOUT_S", 1)
     (tmp_path / name).touch()
     with pytest.raises(ModelError, match=message.format(library)):
         model_file.read(tmp_path / name)

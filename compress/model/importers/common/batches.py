@@ -57,7 +57,7 @@ def is_split(shape: Shape) -> bool:
 
 
 def fixed_batch(shapes: Mapping[str, Shape]) -> str:
-    """Return the sentence that names the inputs with a fixed batch."""
+    """Return a sentence that names the inputs with a fixed batch."""
     names = [name for name, shape in shapes.items() if is_split(shape)]
     return f"its input {', '.join(map(repr, names))} has a fixed first dimension of {batch_of(shapes)}"
 
@@ -70,11 +70,7 @@ def rows_of(batch: int) -> list[int]:
 def part_of_sample(outputs: Arrays, alone: Arrays, row: int, batch: int) -> list[NDArray[Any]]:
     """Return the part of each output that belongs to one sample; all of an output that has no batch.
 
-    Args:
-        outputs: the outputs for all samples.
-        alone: the outputs for the sample alone.
-        row: the number of the sample.
-        batch: the number of samples.
+    `outputs` are those for all samples, and `alone` those for the sample alone.
     """
     return [
         whole[row : row + 1] if whole.shape[:1] == (batch,) and single.shape[:1] == (1,) else whole
@@ -95,9 +91,6 @@ def check_independent(
         expected: for each sample, its part of the outputs for all samples.
         repeated: the same for inputs with their last bits changed.
         alone: for each sample, the outputs for it alone.
-
-    Raises:
-        BatchError: they are not.
     """
     allowed, _ = verification.allowed_differences(expected, repeated)
     for limit, *run in zip(allowed, expected, repeated, alone, strict=True):
@@ -120,8 +113,8 @@ def of_any_batch(model: keras.Model) -> keras.Model:
     A model for one sample stays as it is, and so does a model that Keras cannot run on numbers.
 
     Raises:
-        BatchError: its first axis is not a batch.
-        ModelError: Keras cannot run it.
+        BatchError: the first axis of the model is not a batch.
+        ModelError: Keras cannot run the model.
     """
     shapes = {tensor.name: tuple(tensor.shape) for tensor in model.inputs}
     batch = batch_of(shapes)
@@ -139,12 +132,9 @@ def of_any_batch(model: keras.Model) -> keras.Model:
         alone.append(verification.run_model(free, sample))
         expected.append(part_of_sample(outputs, alone[-1], row, batch or SAMPLES))
         changed.append(part_of_sample(repeated, alone[-1], row, batch or SAMPLES))
-    check_independent(shapes, _output_names(model), expected, changed, alone)
+    outputs_of = getattr(model, "_functional", model)  # of a sequential model
+    check_independent(shapes, outputs_of.output_names, expected, changed, alone)
     return free
-
-
-def _output_names(model: keras.Model) -> list[str]:
-    return list(getattr(model, "_functional", model).output_names)  # of a sequential model
 
 
 def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
@@ -171,11 +161,6 @@ def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], l
 
 
 def _with_free_batch(model: keras.Model, shapes: Mapping[str, Shape]) -> keras.Model:
-    """Return a Keras model with a fixed batch for any number of samples.
-
-    Raises:
-        BatchError: other layers need the batch.
-    """
     network = keras_graph.read(model)
     entrances = [network.layers[tensor.layer] for tensor in tensors_in(network.inputs)]
     opened = {layer.name: layer.configured(batch_shape=[None, *layer.config["batch_shape"][1:]]) for layer in entrances}

@@ -6,21 +6,22 @@ with the bookkeeping of its axes.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.layer_calls import LAYERS, entry, layer_called_once
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 
 UNKNOWN = LayerOutput("?")
 """Tensor of a value that no layer computes."""
 
 
+@runtime_checkable
 class GraphValue(Protocol):
     """A tensor of the graph as the network holds it: a frozen dataclass."""
 
@@ -68,12 +69,9 @@ class NetworkBuilder(Generic[ValueT]):
 
     def network(self, inputs: Sequence[ValueT], outputs: Sequence[ValueT]) -> Network:
         """Return the network; a single input or output is a tensor and not a list, as in Keras."""
-        return Network("model", self.layers, _nested(inputs), _nested(outputs), self.shapes)
-
-
-def _nested(values: Sequence[GraphValue]) -> list[LayerOutput] | LayerOutput:
-    tensors = [value.tensor for value in values]
-    return tensors[0] if len(tensors) == 1 else tensors
+        first, last = ([value.tensor for value in values] for values in (inputs, outputs))
+        ends = [tensors[0] if len(tensors) == 1 else tensors for tensors in (first, last)]
+        return Network("model", self.layers, ends[0], ends[1], self.shapes)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class PlacedValue(ABC, Generic[AnyValueT]):
     """A value whose axes are all dimensions of the network's tensor.
 
     Attributes:
-        value: the value.
         order: axes of the graph's tensor in the order of the network's dimensions.
         extra_batch: True if the network has a batch in front of all these axes, False if the first axis is its batch.
     """
@@ -109,6 +106,17 @@ class LayerFactory(ABC, Generic[AnyValueT]):
     """The layers and operations that the rule for one operator makes, and the layout of the values it takes."""
 
     @abstractmethod
+    def operation(
+        self,
+        module: str,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: AnyValueT,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> AnyValueT:
+        """Add a Keras operation, where no layer computes the same; return its output with the layout of `like`."""
+
     def layer(
         self,
         kind: str,
@@ -118,12 +126,7 @@ class LayerFactory(ABC, Generic[AnyValueT]):
         weights: Sequence[NDArray[np.float32]] = (),
     ) -> AnyValueT:
         """Add a Keras layer, and return its output with the layout of `like`."""
-
-    @abstractmethod
-    def operation(
-        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: AnyValueT
-    ) -> AnyValueT:
-        """Add a Keras operation, where no layer computes the same."""
+        return self.operation(LAYERS, kind, config, arguments, like, weights)
 
     @abstractmethod
     def placed(self, value: AnyValueT, *axes: int) -> PlacedValue[AnyValueT]:
@@ -145,33 +148,26 @@ class LayerFactory(ABC, Generic[AnyValueT]):
 class NetworkCall(LayerFactory[ValueT]):
     """The layers that the rule for one operator adds to a network under construction."""
 
-    @property
-    @abstractmethod
-    def network_builder(self) -> NetworkBuilder[ValueT]:
-        """The network under construction."""
+    builder: NetworkBuilder[ValueT]
 
     @abstractmethod
     def layer_name(self) -> str:
         """Return a free name for a layer of this operator."""
 
-    def layer(
+    def operation(
         self,
+        module: str,
         kind: str,
         config: Mapping[str, Any],
         arguments: Sequence[Any],
         like: ValueT,
         weights: Sequence[NDArray[np.float32]] = (),
     ) -> ValueT:
-        """Add a Keras layer, and return its output with the layout of `like`."""
+        """Add a layer or an operation that is called once."""
         settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(layer_called_once(LAYERS, kind, settings, arguments, weights), like)
-
-    def operation(
-        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: ValueT
-    ) -> ValueT:
-        """Add a Keras operation, where no layer computes the same."""
-        settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(layer_called_once(module, kind, settings, arguments), like)
+        call = {"args": [argument(value) for value in arguments], "kwargs": {}}
+        entry_of_layer = entry(module, kind, settings)
+        return self.builder.add(Layer(settings["name"], kind, entry_of_layer, (call,), tuple(weights)), like)
 
 
 def selection_as_sum(
@@ -199,3 +195,61 @@ def apply_rule(rule: Callable[[CallT], ValueT | list[ValueT]], call: CallT) -> l
     """Return the values that a rule makes for an operator, in the order of its outputs."""
     values = rule(call)
     return values if isinstance(values, list) else [values]
+
+
+LAYERS, NUMPY, NN, MATH, IMAGE, CORE = (
+    "keras.layers",
+    *(f"keras.src.ops.{module}" for module in ("numpy", "nn", "math", "image", "core")),
+)
+"""Modules of layers and operations, as Keras files name them."""
+LONGEST_NAME = 60
+"""Converted graphs name a layer by the path of its nested scopes; its end tells layers apart."""
+MOST_IN_CONFIG = 200_000
+"""Largest size of a constant that is not a weight: Keras stores it as text."""
+
+
+class NotImportedError(Exception):
+    """An operator or a function has no counterpart in Keras; the message gives the reason in a few words."""
+
+
+NOT_MADE = (NotImportedError, ArithmeticError, IndexError, ValueError)
+"""Exceptions of a rule: an untrusted file may hold values that no rule expects."""
+
+
+def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a layer or an operation."""
+    registered = None if module == LAYERS else kind
+    return {"module": module, "class_name": kind, "config": dict(config), "registered_name": registered}
+
+
+def argument(value: Any) -> Any:
+    """Return an argument of a call in the form of Keras files: a tensor, list, number, array or slice."""
+    if isinstance(value, GraphValue):
+        return value.tensor
+    if isinstance(value, list):
+        return [argument(element) for element in value]
+    if isinstance(value, slice):
+        parts = {"start": value.start, "stop": value.stop, "step": value.step}
+        return {"class_name": "__slice__", "config": parts}
+    if isinstance(value, np.ndarray):
+        if value.size == 1 and value.ndim == 0:
+            return value.item()
+        if value.size > MOST_IN_CONFIG:
+            raise NotImportedError(f"its constant has {value.size:,} values, more than {MOST_IN_CONFIG:,}")
+        return {"class_name": "__numpy__", "config": {"value": value.tolist(), "dtype": str(value.dtype)}}
+    return value
+
+
+def free_name(proposal: str, taken: Collection[str]) -> str:
+    """Return a name that is valid in Keras and TensorFlow and not yet taken."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "_", proposal)[-LONGEST_NAME:].strip("_") or "layer"
+    if stem not in taken:
+        return stem
+    # A hostile file repeats a name thousands of times: the number is searched by doubling and halving.
+    low, high = 0, 1
+    while f"{stem}_{high}" in taken:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if f"{stem}_{middle}" in taken else (low, middle)
+    return f"{stem}_{high}"

@@ -1,4 +1,7 @@
-"""Calls of TensorFlow and Keras on untrusted files: without log output, with limits, and with one error message."""
+"""Calls of native libraries, TensorFlow and Keras on untrusted files: with limits, and with one error message.
+
+A file is read once in a child process (`check_readable`) before this process reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import logging
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from compress.core import sandbox
 from compress.core.errors import ModelError, cause_of
 from compress.model.ir import tensorflow
 
@@ -19,6 +23,8 @@ MOST_WEIGHTS = 2**29
 """Elements of all weights of a model: a file of 2 GiB, the limit of a .tflite file."""
 MOST_ELEMENTS = 2**26
 """Elements in one sample of a tensor: an image of 1,024 x 1,024 with 64 channels."""
+TIMEOUT_S = 120
+"""A library that reads a damaged file may never end."""
 READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
     *(SystemError, OverflowError),  # of h5py, for some damaged files
@@ -57,6 +63,16 @@ def explained(path: Path, what: str, hint: str) -> Iterator[None]:
         yield
     except (*library_errors, *READ_ERRORS, tf.errors.OpError) as error:
         raise ModelError(f"{what}: {type(error).__name__}: {first_line(error)}", where=str(path), hint=hint) from error
+
+
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Name the file in every ModelError that does not say where the error is."""
+    try:
+        yield
+    except ModelError as error:
+        error.where = error.where or str(path)
+        raise
 
 
 @contextmanager
@@ -121,3 +137,31 @@ def check_tensors(model: Any) -> None:
                 raise ValueError(f"{what}, more than {MOST_ELEMENTS:,}")
             if isinstance(node.operation, tensorflow.keras().Model):
                 check_tensors(node.operation)
+
+
+def check_readable(
+    path: Path, library: str, function: Callable[..., None], arguments: Sequence[str], *, memory_bytes: int
+) -> None:
+    """Check that a native library reads a file within the limits.
+
+    Args:
+        path: the file, for the message.
+        library: the native library that reads it, for the message.
+        function: a module-level function that reads all of the file. It returns normally for a file that it refuses:
+            this process reads the file again, and reports the refusal.
+        arguments: its arguments.
+        memory_bytes: limit of the data segment of the child process.
+
+    Raises:
+        ModelError: the child process crashed, or exceeded a limit.
+    """
+    try:
+        ended = sandbox.run(function, arguments, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes)
+    except sandbox.SandboxTimeoutError as error:
+        raise ModelError(f"{library} did not finish reading it in {TIMEOUT_S} s", where=str(path)) from error
+    hint = "check that it was copied completely"
+    if ended.status and sandbox.is_out_of_memory(ended.last_line):
+        limit = f"{memory_bytes >> 20:,} MiB"
+        raise ModelError(f"{library} needs more than {limit} of memory to read it", where=str(path), hint=hint)
+    if ended.status:
+        raise ModelError(f"{library} crashes when it reads it ({ended.reason})", where=str(path), hint=hint)

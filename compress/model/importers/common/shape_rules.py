@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import LayerFactory
+from compress.model.importers.common.graph_builder import IMAGE, MATH, NUMPY, LayerFactory, NotImportedError
 from compress.model.importers.common.guarded_calls import MOST_ELEMENTS
-from compress.model.importers.common.layer_calls import IMAGE, MATH, NUMPY, NotImportedError
 
 ValueT = TypeVar("ValueT", bound=Any)  # needs the attribute `shape` alone
 Widths = tuple[int, int]
@@ -27,12 +26,22 @@ LARGEST_SIZE = 2**15
 """The largest side after a resize: a damaged file could ask for more memory than the machine has."""
 
 
-def axis_of(axis: int, shape: Sequence[int | None]) -> int:
-    """Return an axis counted from the front.
+def kernel_of(weights: NDArray[np.float32], rank: int) -> NDArray[np.float32]:
+    """Return the weights of a convolution, which must have this rank and at least one value."""
+    if weights.ndim != rank or weights.size == 0:
+        raise NotImportedError(f"its weights have the shape {list(weights.shape)}")
+    return weights
 
-    Raises:
-        NotImportedError: the axis is out of range.
-    """
+
+def bias_of(weights: NDArray[np.float32], count: int) -> list[NDArray[np.float32]]:
+    """Return a bias, which must have a value for each of the channels, as a list of weights."""
+    if weights.size != count:
+        raise NotImportedError(f"it has {weights.size} biases for {count} channels")
+    return [weights.reshape(-1)]
+
+
+def axis_of(axis: int, shape: Sequence[int | None]) -> int:
+    """Return an axis counted from the front."""
     if not -len(shape) <= axis < len(shape):
         raise NotImportedError(f"axis {axis} is invalid for {list(shape)}")
     return axis % len(shape)
@@ -127,26 +136,17 @@ def index(call: LayerFactory[ValueT], value: ValueT, keys: Sequence[Any]) -> Val
     return call.in_shape(cut(call, value, cuts), result)
 
 
-def _masks_of(position: int, masks: Mapping[str, int]) -> set[str]:
-    """Return the masks that have the bit of a key."""
-    return {name for name, mask in masks.items() if int(mask or 0) >> position & 1}
-
-
 def strided_keys(
     begin: Sequence[int], end: Sequence[int], strides: Sequence[int], masks: Mapping[str, int], *, offset: bool = False
 ) -> list[Any]:
     """Return the keys of TensorFlow's strided slice for `index`.
 
-    Args:
-        begin: first index of each key.
-        end: index after the last one.
-        strides: steps.
-        masks: a bit for each key, by TensorFlow's name of the mask (`shrink_axis_mask`).
-        offset: `end` counts from `begin`.
+    `masks` have a bit for each key, by TensorFlow's name of the mask (`shrink_axis_mask`). With `offset`, an end counts
+    from its begin.
     """
     keys: list[Any] = []
     for position, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
-        bits = _masks_of(position, masks)
+        bits = {name for name, mask in masks.items() if int(mask or 0) >> position & 1}
         if "ellipsis_mask" in bits:
             keys.append(Ellipsis)
         elif "new_axis_mask" in bits:
@@ -161,11 +161,7 @@ def strided_keys(
 
 
 def split(call: LayerFactory[ValueT], value: ValueT, axis: int, sizes: Sequence[int]) -> list[ValueT]:
-    """Cut one axis into parts of these sizes.
-
-    Raises:
-        NotImportedError: they do not add up to the size of the axis.
-    """
+    """Cut one axis into parts of these sizes."""
     axis = axis_of(axis, value.shape)
     if sum(sizes) != value.shape[axis] or min(sizes) < 1:
         raise NotImportedError(f"{list(sizes[:9])} along axis {axis} are invalid parts of {list(value.shape)}")
@@ -211,12 +207,7 @@ def pad(
 ) -> ValueT:
     """Pad each axis: zeros around a channel-last image with a layer, anything else with an operation.
 
-    Args:
-        call: the operator.
-        value: the value.
-        pads: widths of each axis.
-        mode: numpy's name of the mode: constant, reflect or symmetric.
-        filler: value of the padding in the constant mode.
+    `mode` is numpy's name: constant (with the value `filler`), reflect or symmetric.
     """
     is_image = len(pads) == 4 and not any(pads[0]) and not any(pads[3]) and not call.placed(value).extra_batch
     if not is_image or mode != "constant" or filler != 0:
@@ -248,7 +239,6 @@ def _check_padding(shape: Sequence[int | None], pads: Sequence[Widths], mode: st
 
 
 def _padded(value: Any, pads: Sequence[Widths]) -> list[Any]:
-    """Return the shape of a value with padding."""
     return [None if size is None else size + sum(widths) for size, widths in zip(value.shape, pads, strict=True)]
 
 
@@ -272,12 +262,7 @@ def tile(call: LayerFactory[ValueT], value: ValueT, repeats: Sequence[int]) -> V
 def reduce(call: LayerFactory[ValueT], value: ValueT, kind: str, axes: Sequence[int], *, keep: bool) -> ValueT:
     """Reduce some axes: all positions of a channel-last image with a pooling layer, anything else with an operation.
 
-    Args:
-        call: the operator.
-        value: the value.
-        kind: Keras' name of the operation: Mean, Sum, Max.
-        axes: axes of the graph.
-        keep: reduced axes remain with size 1.
+    `kind` is Keras' name of the operation: Mean, Sum, Max. With `keep`, reduced axes remain with size 1.
     """
     axes = sorted({axis_of(axis, value.shape) for axis in axes})
     rank = len(value.shape)
@@ -317,11 +302,7 @@ def resize(
     half_pixel_centers: bool = True,
     antialias: bool = False,
 ) -> ValueT:
-    """Resize images [batch, height, width, channels] as TensorFlow does, where Keras samples the same points.
-
-    Raises:
-        NotImportedError: it samples other points than Keras, which samples at the centres of pixels.
-    """
+    """Resize images [batch, height, width, channels] as TensorFlow does, where Keras samples the same points."""
     if len(size) != 2 or not all(0 < side <= LARGEST_SIZE for side in size):
         raise NotImportedError(f"its size is {list(size[:4])}")
     _, height, width, _ = value.shape

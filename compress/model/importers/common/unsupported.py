@@ -22,9 +22,8 @@ class Refused:
     """An operator or a layer without a counterpart in Keras.
 
     Attributes:
-        node: its name in the file.
-        operator: its type: Loop, MatMul, Lambda.
-        reason: the reason, in a few words.
+        node: name of the operator or layer in the file.
+        operator: type of the operator or layer: Loop, MatMul, Lambda.
         lacks_code: whether the file only names the code that it needs, so that no permission to run code helps.
     """
 

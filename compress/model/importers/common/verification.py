@@ -9,7 +9,7 @@ says so. Where the original itself changes more when the last bits of its inputs
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +42,7 @@ Arrays = Sequence[NDArray[Any]]
 Runs = Sequence[Arrays]
 """The inputs or outputs of several runs."""
 RunT = TypeVar("RunT")
+IndexT = TypeVar("IndexT")
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,7 @@ class Parity:
     """The largest differences of all outputs over all samples.
 
     Attributes:
-        max_abs: largest absolute difference.
-        max_rel: largest relative difference.
         against: runtime that computed the expected outputs, with its version.
-        samples: number of samples.
         own: sensitivity of the original, measured only where the differences exceed the tolerance: its largest
             relative change when the last bits of its inputs change.
     """
@@ -141,14 +139,9 @@ def verified(
 ) -> tuple[Parity, list[RunT]]:
     """Return the comparison of a rebuilt model, and the inputs of the runs that differ by more than is allowed.
 
-    Args:
-        runs: the inputs.
-        by_run: for each run, the differences of its outputs.
-        expected: for each run, the outputs of the original.
-        with_last_bits_changed: return the outputs of the original for the inputs with their last bits changed; called
-            only if a difference exceeds the tolerance.
-        runtime: the distribution that ran the original.
-        samples: the number of samples.
+    `by_run` has the differences of the outputs of each run, and `expected` the outputs of the original. Only if a
+    difference exceeds the tolerance, the original runs again, on inputs with their last bits changed. `runtime` is the
+    distribution that ran the original.
     """
     differences = [*chain.from_iterable(by_run)]
     allowed, sensitivity = [TOLERANCE] * len(runs), None
@@ -162,10 +155,7 @@ def verified(
 def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     """Return the error for a rebuilt model whose outputs differ.
 
-    Args:
-        parity: the comparison.
-        where: the file.
-        first: first operator of the file whose result differs, if it is known.
+    `first` is the first operator of the file whose result differs, if it is known.
     """
     located = f"; first at {first}" if first else ""
     return ModelError(
@@ -176,6 +166,15 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     )
 
 
+def first_difference(operators: Iterable[tuple[str, Sequence[IndexT]]], largest: Mapping[IndexT, float]) -> str:
+    """Return the first operator whose result differs: `operators` are titles and outputs, `largest` differences."""
+    for title, outputs in operators:
+        relative = max((largest.get(output, 0.0) for output in outputs), default=0.0)
+        if relative > TOLERANCE:
+            return f"{title}, by {relative:.2g}"
+    return "no operator alone"
+
+
 def build_model(network: Network) -> keras.Model:
     """Build a network as a Keras model.
 
@@ -184,19 +183,11 @@ def build_model(network: Network) -> keras.Model:
     """
     import tensorflow as tf
 
-    library_errors = (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-    )
+    library_errors = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError)
     try:
         model = keras_graph.build(network)
         shapes = keras_graph.read(model).shapes
-    except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
+    except (*library_errors, RuntimeError, ValueError, TypeError, tf.errors.OpError) as error:
         raise ModelError(f"Keras rejects the layer: {cause_of(error)}") from error
     for tensor, shape in network.shapes.items():
         if shapes.get(tensor, shape) != shape:
@@ -208,11 +199,7 @@ def build_model(network: Network) -> keras.Model:
 
 
 def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
-    """Return the outputs of a Keras model, without state of earlier runs.
-
-    Raises:
-        ModelError: Keras cannot run it.
-    """
+    """Return the outputs of a Keras model, without state of earlier runs."""
     import tensorflow as tf
 
     for layer in model._flatten_layers():

@@ -17,13 +17,12 @@ import numpy as np
 
 from compress.core.errors import ModelError
 from compress.model.importers.common import verification
+from compress.model.importers.common.graph_builder import NotImportedError
 from compress.model.importers.common.guarded_calls import MOST_ELEMENTS, elements
-from compress.model.importers.common.layer_calls import NotImportedError
 from compress.model.importers.common.unsupported import Refused, carrying, listed
 from compress.model.importers.common.verification import Parity
-from compress.model.importers.keras import keras2_functions, keras2_weights
+from compress.model.importers.keras import keras2_functions
 from compress.model.importers.keras.keras2_operations import FunctionCall
-from compress.model.importers.keras.keras2_outputs import output_pairs
 from compress.model.importers.keras.keras_config import OPERATIONS
 from compress.model.ir import tensorflow
 
@@ -38,10 +37,7 @@ REPLACE = "replace them in the original code and save the model again"
 
 #: Layers with another name in Keras 3.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
-_OPTIONS = {
-    "LeakyReLU": {"alpha": "negative_slope"},
-    "ThresholdedReLU": {"theta": "threshold"},
-}
+_OPTIONS = {"LeakyReLU": {"alpha": "negative_slope"}, "ThresholdedReLU": {"theta": "threshold"}}
 #: Options of Keras 2 that do not change the output of a layer, or that the graph contains too.
 _WITHOUT_EFFECT = {
     "batch_input_shape", "fused", "implementation", "input_length", "key_shape", "query_shape", "ragged", "rng_type",
@@ -66,8 +62,8 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
         samples: real samples [n, ...] of a model with one input, for the comparison, in addition to random ones.
 
     Raises:
-        ModelError: it has no defined inputs, something in it has no counterpart (all such
-            things are listed), or the outputs differ.
+        ModelError: the model has no defined inputs, layers have no counterpart (all of them are listed), or the
+            outputs differ.
     """
     if not getattr(old, "_is_graph_network", False) or not old.inputs:
         raise ModelError("the model has no defined inputs", where=where, hint=INPUT)
@@ -85,9 +81,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     pairs, count = output_pairs(old, new, samples)
     relative = _largest_difference(pairs)
     if not relative <= TOLERANCE:
-        how = "in shape, or are not finite"
-        if np.isfinite(relative):
-            how = f"by {relative:.2g} of the largest output"
+        how = f"by {relative:.2g} of the largest output" if np.isfinite(relative) else "in shape, or are not finite"
         raise ModelError(
             f"the outputs of the Keras 3 rebuild differ {how}",
             where=where,
@@ -161,7 +155,6 @@ class _Rebuilding:
         self.problems.append(Refused(old.name, type(old).__name__, of_part))
 
     def _recipe(self, old: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the Keras 3 class of a layer, and its configuration."""
         kind = type(old).__name__
         if type(old).__module__.startswith("tf_keras."):
             new = getattr(self.keras.layers, _RENAMED.get(kind, kind), None)
@@ -195,7 +188,13 @@ class _Rebuilding:
                 if len(value) > 1:
                     self._problem(old, "works over several axes")
                 value = value[0]
-            elif name.endswith("activation") and value == "hard_sigmoid" and not _steeper(kind, name):
+            elif (
+                name.endswith("activation")
+                and value == "hard_sigmoid"
+                and not (
+                    name == "recurrent_activation" and kind in _GATES  # `copied` scales the weights of the gates
+                )
+            ):
                 self._problem(old, "uses hard_sigmoid, which Keras 3 defines differently", kind)
             if name in accepted:
                 cleaned[name] = self._converted(value, old)
@@ -248,7 +247,6 @@ class _Rebuilding:
         return str(name)
 
     def _fresh(self, stem: str) -> str:
-        """Return a free name for an additional layer."""
         name = stem = stem.replace("/", "_")
         number = 1
         while name in self._names:
@@ -280,7 +278,6 @@ class _Rebuilding:
         return self._counterparts[id(old)][1]
 
     def _call(self, node: Any, tensors: dict[int, Any]) -> None:
-        """Repeat one call of a layer, and record its outputs."""
         import tensorflow as tf
 
         args, kwargs = tf.nest.map_structure(
@@ -300,7 +297,6 @@ class _Rebuilding:
             tensors[id(old)] = new
 
     def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a layer's counterpart for the arguments of one call."""
         import tensorflow as tf
         import tf_keras
 
@@ -342,19 +338,13 @@ class _Rebuilding:
                 continue  # what is inside was made too
             if isinstance(old, tf_keras.layers.Bidirectional):
                 for side in ("forward_layer", "backward_layer"):
-                    getattr(new, side).set_weights(keras2_weights.copied(getattr(old, side)))
+                    getattr(new, side).set_weights(copied(getattr(old, side)))
                 continue
-            tensorflow.set_weights(new, keras2_weights.copied(old))
-
-
-def _steeper(kind: str, name: str) -> bool:
-    """Return True if scaled weights give the `hard_sigmoid` of Keras 2: in gates they do, in a final activation not."""
-    return name == "recurrent_activation" and keras2_weights.scaled(kind)
+            tensorflow.set_weights(new, copied(old))
 
 
 @functools.cache
 def _parameters(layer: Any) -> frozenset[str]:
-    """Return the options of a Keras 3 layer."""
     names: set[str] = set()
     for kind in layer.__mro__:
         if "__init__" not in vars(kind):
@@ -366,3 +356,84 @@ def _parameters(layer: Any) -> frozenset[str]:
         if kind is tensorflow.keras().layers.Layer:
             break
     return frozenset(names - {"self", "kwargs"})
+
+
+_GATES = {"LSTM": (4, (0, 1, 3)), "GRU": (3, (0, 1)), **{f"ConvLSTM{axes}D": (4, (0, 1, 3)) for axes in (1, 2, 3)}}
+"""Number of gates in the last axis of every weight of a layer, and the gates that use `recurrent_activation`.
+
+LSTM: input, forget, cell, output. GRU: update, reset, hidden.
+"""
+_HARD_SIGMOID_FACTOR = 1.2
+"""Factor of the weights: `hard_sigmoid` is clip(0.2 x + 0.5) in Keras 2, and clip(x / 6 + 0.5) in Keras 3."""
+
+
+def copied(old: tf_keras.layers.Layer) -> list[Any]:
+    """Return the weights of a layer for its counterpart in Keras 3."""
+    weights = list(old.get_weights())
+    if type(old).__name__ not in _GATES or old.get_config()["recurrent_activation"] != "hard_sigmoid":
+        return weights
+    parts, gates = _GATES[type(old).__name__]
+    factors = [_HARD_SIGMOID_FACTOR if part in gates else 1.0 for part in range(parts)]
+    return [weight * np.repeat(np.array(factors, np.float32), weight.shape[-1] // parts) for weight in weights]
+
+
+def rotate_kernels(old: tf_keras.Model) -> None:
+    """Rotate the kernels of convolutions by 180 degrees: Theano convolves, and TensorFlow correlates.
+
+    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, for the layers.
+    """
+    for layer in old._flatten_layers():
+        if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
+            weights = layer.get_weights()
+            for index, weight in enumerate(weights):
+                if weight.ndim > 2:
+                    weights[index] = np.flip(weight, tuple(range(weight.ndim - 2)))
+            layer.set_weights(weights)
+
+
+def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Return each output of both models for random inputs and for the samples, and the number of samples."""
+    import tensorflow as tf
+
+    for size in (32, 96, 224):  # used for every open dimension of the inputs
+        inputs = _random_inputs(old, size)
+        try:
+            expected = tf.nest.flatten(old(inputs, training=False))
+            break
+        except (ValueError, tf.errors.InvalidArgumentError):
+            if size == 224 or all(None not in tensor.shape[1:] for tensor in old.inputs):
+                raise
+    pairs = list(zip(map(np.asarray, expected), _outputs(new, inputs), strict=True))
+    count = len(tf.nest.flatten(inputs)[0])
+    if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
+        real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
+        pairs += zip(map(np.asarray, tf.nest.flatten(old(real, training=False))), _outputs(new, real), strict=True)
+        count += len(samples)
+    return pairs, count
+
+
+def _outputs(new: keras.Model, inputs: Any) -> list[Any]:
+    """Return the outputs of a rebuild, whose inputs are in a structure of their own."""
+    tree = tensorflow.keras().tree
+    packed = tree.pack_sequence_as(new.input, tree.flatten(inputs))
+    return [np.asarray(output) for output in tree.flatten(new(packed, training=False))]
+
+
+def _random_inputs(old: tf_keras.Model, size: int) -> Any:
+    """Return standard normal values, or integers for an embedding or an integer input."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    limits = [getattr(layer, "input_dim", getattr(layer, "num_tokens", None)) for layer in old._flatten_layers()]
+    bound = min((limit for limit in limits if limit), default=0)
+    values = []
+    value: Any
+    for tensor in old.inputs:
+        batch, *dimensions = tensor.shape
+        shape = [2 if batch is None else batch, *(size if dimension is None else dimension for dimension in dimensions)]
+        if bound or not tensor.dtype.is_floating:
+            value = random.integers(0, bound or 2, shape)
+        else:
+            value = random.standard_normal(shape)
+        values.append(tf.constant(value.astype(tensor.dtype.as_numpy_dtype)))
+    return tf.nest.pack_sequence_as(old._nested_inputs, values)

@@ -3,64 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from compress.core.errors import cause_of
-from compress.model.importers.common.layer_calls import MATH, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError
 from compress.model.importers.keras import keras2_operations as operations
 from compress.model.importers.keras import keras2_shapes as shapes
-from compress.model.importers.keras.keras2_operations import FunctionCall, Rule, TfFunction
+from compress.model.importers.keras.keras2_operations import FunctionCall, Rule, TfFunction, plain
+
+
+def _gelu(step: FunctionCall, x: Any, approximate: bool = False) -> Any:
+    return step.operation(NN, "Gelu", {"approximate": bool(approximate)}, [x])
+
+
+def _leaky_relu(step: FunctionCall, x: Any, alpha: float = 0.2) -> Any:
+    return step.layer("LeakyReLU", {"negative_slope": float(plain(alpha))}, [x])
+
+
+def _add_n(step: FunctionCall, values: Any) -> Any:
+    return step.layer("Add", {}, [list(values)]) if len(values) > 1 else values[0]
+
 
 _TWO: Mapping[str, Rule] = {
-    "add": operations.arithmetic("Add", layer=True),
-    "subtract": operations.arithmetic("Subtract", layer=True),
-    "multiply": operations.arithmetic("Multiply", layer=True),
-    "divide": operations.arithmetic("Divide"),
-    "truediv": operations.arithmetic("Divide"),
-    "maximum": operations.arithmetic("Maximum", layer=True),
-    "minimum": operations.arithmetic("Minimum", layer=True),
-    "pow": operations.arithmetic("Power"),
-    "floordiv": operations.arithmetic("FloorDivide"),
+    **{
+        name: partial(operations.arithmetic, kind=name.title(), layer=True)
+        for name in ("add", "subtract", "multiply", "maximum", "minimum")
+    },
+    "divide": partial(operations.arithmetic, kind="Divide"),
+    "truediv": partial(operations.arithmetic, kind="Divide"),
+    "pow": partial(operations.arithmetic, kind="Power"),
+    "floordiv": partial(operations.arithmetic, kind="FloorDivide"),
     "squared_difference": operations.squared_difference,
 }
 _ONE: Mapping[str, Rule] = {
     **{f"nn.{name}": operations.activation(name) for name in ("relu", "relu6", "elu", "selu", "softplus", "softsign")},
-    "nn.sigmoid": operations.activation("sigmoid"),
-    "nn.tanh": operations.activation("tanh"),
-    "math.sigmoid": operations.activation("sigmoid"),
-    "math.softplus": operations.activation("softplus"),
-    "math.tanh": operations.activation("tanh"),
+    **{f"nn.{name}": operations.activation(name) for name in ("sigmoid", "tanh", "log_softmax")},
+    **{f"math.{name}": operations.activation(name) for name in ("sigmoid", "softplus", "tanh")},
     **{f"math.{name}": operations.unary(NUMPY, name.title()) for name in ("exp", "log", "sqrt", "sin", "cos")},
     **{f"math.{name}": operations.unary(NUMPY, name.title()) for name in ("floor", "ceil", "sign", "round", "log1p")},
     "math.abs": operations.unary(NUMPY, "Absolute"),
     "math.reciprocal": operations.unary(NUMPY, "Reciprocal"),
     "math.rsqrt": operations.unary(MATH, "Rsqrt"),
     "math.erf": operations.unary(MATH, "Erf"),
-    "math.square": operations.square,
-    "math.negative": operations.negative,
-    "nn.log_softmax": operations.activation("log_softmax"),
-    "identity": operations.same,
-    "stop_gradient": operations.same,
+    "math.square": lambda step, x: step.layer("Multiply", {}, [[x, x]]),  # only a product has an 8-bit form
+    "math.negative": lambda step, x: step.operation(NUMPY, "Multiply", {}, [x, -1.0]),
+    "identity": lambda step, x: x,
+    "stop_gradient": lambda step, x: x,
 }
+_REDUCTION = "x|input_tensor axis|reduction_indices keepdims|keep_dims"
 _REDUCED = {"mean": "Mean", "sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "variance": "Var", "std": "Std"}
 
 FUNCTIONS: Mapping[str, TfFunction] = {
     **{f"math.{name}": TfFunction(rule, "x y") for name, rule in _TWO.items()},
-    **{f"__operators__.{name}": TfFunction(_TWO[name], "x y") for name in ("add",)},
+    "__operators__.add": TfFunction(_TWO["add"], "x y"),
     **{name: TfFunction(rule, "x|features|input|logits") for name, rule in _ONE.items()},
     **{
-        f"math.reduce_{name}": TfFunction(
-            shapes.reduced(kind), "x|input_tensor axis|reduction_indices keepdims|keep_dims"
-        )
+        f"math.reduce_{name}": TfFunction(partial(shapes.reduced, kind=kind), _REDUCTION)
         for name, kind in _REDUCED.items()
     },
     "nn.silu": TfFunction(operations.silu, "x|features beta"),
     "nn.swish": TfFunction(operations.silu, "x|features beta"),
-    "nn.gelu": TfFunction(operations.gelu, "x|features approximate"),
-    "nn.leaky_relu": TfFunction(operations.leaky_relu, "x|features alpha"),
+    "nn.gelu": TfFunction(_gelu, "x|features approximate"),
+    "nn.leaky_relu": TfFunction(_leaky_relu, "x|features alpha"),
     "nn.softmax": TfFunction(operations.softmax, "x|logits axis|dim"),
     "clip_by_value": TfFunction(operations.clip, "x|t low|clip_value_min high|clip_value_max"),
-    "math.add_n": TfFunction(operations.add_n, "values|inputs"),
+    "math.add_n": TfFunction(_add_n, "values|inputs"),
     "cast": TfFunction(operations.cast, "x dtype"),
     "linalg.matmul": TfFunction(operations.matmul, "a b transpose_a transpose_b"),
     "math.l2_normalize": TfFunction(operations.l2_normalize, "x axis|dim epsilon"),
@@ -128,11 +136,7 @@ def node(operator: object) -> TfFunction | None:
 
 
 def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the Keras 3 output of one call of an op layer of tf_keras.
-
-    Raises:
-        NotImportedError: it is called in a way that has no counterpart.
-    """
+    """Return the Keras 3 output of one call of an op layer of tf_keras."""
     kind = type(layer).__name__
     try:
         if kind != "TensorFlowOpLayer":
@@ -169,7 +173,6 @@ def _node_call(layer: Any, step: FunctionCall, call_inputs: Any) -> Any:
 
 
 def _attribute(value: Any) -> Any:
-    """Return an attribute of a node as a Python value."""
     kind = value.WhichOneof("value")
     if kind == "list":
         return list(value.list.i)

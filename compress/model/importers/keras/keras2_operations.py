@@ -1,8 +1,8 @@
-"""TensorFlow functions in the graph of a Keras 2 model, and the layers and operations of Keras 3 they become.
+"""TensorFlow functions in the graph of a Keras 2 model, and their layers and operations in Keras 3.
 
-What stood between layers in tf.keras (`x * 2`, `tf.nn.relu6(x)`, `x[:, 1:]`) is stored as a layer that names a
+An expression between layers in tf.keras (`x * 2`, `tf.nn.relu6(x)`, `x[:, 1:]`) is stored as a layer that names a
 function: TFOpLambda and SlicingOpLambda since TensorFlow 2.4, TensorFlowOpLayer with a GraphDef node before.
-tf_keras looks the function up by its name and runs it, so only those that are listed here are ever given to it.
+tf_keras looks the function up by its name and runs it, so tf_keras gets only functions that are listed here.
 
 Source: tensorflow.org/api_docs/python/tf (2.4 to 2.15) for functions, tensorflow.org/api_docs/cc for nodes.
 """
@@ -17,8 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import LayerFactory, PlacedValue
-from compress.model.importers.common.layer_calls import CORE, MOST_IN_CONFIG, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import (
+    CORE,
+    MOST_IN_CONFIG,
+    NUMPY,
+    LayerFactory,
+    NotImportedError,
+    PlacedValue,
+)
 
 Rule = Callable[..., Any]
 """(step, tensors and settings) -> the result: a tensor, several, or a known size."""
@@ -60,7 +66,13 @@ class FunctionCall(LayerFactory[Any]):
         return output
 
     def operation(
-        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: Any = None
+        self,
+        module: str,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: Any = None,
+        weights: Sequence[NDArray[np.float32]] = (),
     ) -> Any:
         """Return the output of a Keras operation, for functions that no layer computes."""
         config = {**config, "name": self.fresh()}
@@ -73,11 +85,7 @@ class FunctionCall(LayerFactory[Any]):
         return isinstance(value, self.library.KerasTensor)
 
     def placed(self, value: Any, *axes: int) -> PlacedTensor:
-        """Return the tensor.
-
-        Raises:
-            NotImportedError: one of the axes is the batch.
-        """
+        """Return the tensor; an axis that is the batch is refused."""
         if 0 in axes:
             raise NotImportedError("it mixes the samples of a batch")
         return PlacedTensor(value, tuple(range(len(value.shape))), extra_batch=False)
@@ -144,21 +152,17 @@ def _operand(value: Any, other: Any) -> Any:
     return array.astype(other.dtype)
 
 
-def arithmetic(kind: str, layer: bool = False) -> Rule:
+def arithmetic(step: FunctionCall, x: Any, y: Any, *, kind: str, layer: bool = False) -> Any:
     """Elementwise arithmetic: a layer for two tensors of the same rank, otherwise an operation."""
-
-    def rule(step: FunctionCall, x: Any, y: Any) -> Any:
-        tensors = [operand for operand in (x, y) if step.computed(operand)]
-        if not tensors:
-            return _known(kind, x, y)
-        if len(tensors) == 2:
-            if layer and len(x.shape) == len(y.shape):
-                return step.layer(kind, {}, [[x, y]])
-            return step.operation(NUMPY, kind, {}, [x, y])
-        operands = [operand if step.computed(operand) else _operand(operand, tensors[0]) for operand in (x, y)]
-        return step.operation(NUMPY, kind, {}, operands)
-
-    return rule
+    tensors = [operand for operand in (x, y) if step.computed(operand)]
+    if not tensors:
+        return _known(kind, x, y)
+    if len(tensors) == 2:
+        if layer and len(x.shape) == len(y.shape):
+            return step.layer(kind, {}, [[x, y]])
+        return step.operation(NUMPY, kind, {}, [x, y])
+    operands = [operand if step.computed(operand) else _operand(operand, tensors[0]) for operand in (x, y)]
+    return step.operation(NUMPY, kind, {}, operands)
 
 
 def _known(kind: str, x: Any, y: Any) -> Any:
@@ -171,9 +175,9 @@ def _known(kind: str, x: Any, y: Any) -> Any:
     return functions[kind](plain(x), plain(y)).tolist()
 
 
-def unary(module: str, kind: str, **config: Any) -> Rule:
+def unary(module: str, kind: str) -> Rule:
     """An elementwise operation on one tensor."""
-    return lambda step, x: step.operation(module, kind, config, [x])
+    return lambda step, x: step.operation(module, kind, {}, [x])
 
 
 def activation(name: str) -> Rule:
@@ -186,16 +190,6 @@ def silu(step: FunctionCall, x: Any, beta: Any = 1.0) -> Any:
     if float(plain(beta)) != 1:
         raise NotImportedError(f"its beta is {float(plain(beta)):g}")
     return step.layer("Activation", {"activation": "silu"}, [x])
-
-
-def gelu(step: FunctionCall, x: Any, approximate: bool = False) -> Any:
-    """GELU, exact or not."""
-    return step.operation(NN, "Gelu", {"approximate": bool(approximate)}, [x])
-
-
-def leaky_relu(step: FunctionCall, x: Any, alpha: float = 0.2) -> Any:
-    """Leaky ReLU."""
-    return step.layer("LeakyReLU", {"negative_slope": float(plain(alpha))}, [x])
 
 
 def softmax(step: FunctionCall, x: Any, axis: Any = None) -> Any:
@@ -214,29 +208,8 @@ def clip(step: FunctionCall, x: Any, low: Any, high: Any) -> Any:
 
 def squared_difference(step: FunctionCall, x: Any, y: Any) -> Any:
     """(x - y)^2."""
-    difference = arithmetic("Subtract")(step, x, y)
+    difference = arithmetic(step, x, y, kind="Subtract")
     return step.layer("Multiply", {}, [[difference, difference]])
-
-
-def square(step: FunctionCall, x: Any) -> Any:
-    """tf.square, as a product: only that has an 8-bit form."""
-    return step.layer("Multiply", {}, [[x, x]])
-
-
-def negative(step: FunctionCall, x: Any) -> Any:
-    """tf.negative, as a product."""
-    return step.operation(NUMPY, "Multiply", {}, [x, -1.0])
-
-
-def add_n(step: FunctionCall, values: Any) -> Any:
-    """The sum of several tensors."""
-    return step.layer("Add", {}, [list(values)]) if len(values) > 1 else values[0]
-
-
-def same(step: FunctionCall, x: Any) -> Any:
-    """tf.identity and tf.stop_gradient, without effect in inference."""
-    del step
-    return x
 
 
 def cast(step: FunctionCall, x: Any, dtype: Any) -> Any:
@@ -276,20 +249,16 @@ class TfFunction:
     """A TensorFlow function with a counterpart.
 
     Attributes:
-        rule: makes it.
-        parameters: those of the rule in the function's order, each with the names that TensorFlow has for it
-            or had ("x|features axis|dim").
+        rule: makes the counterpart.
+        parameters: parameters of the rule in the function's order, each with its present and former names in
+            TensorFlow ("x|features axis|dim").
     """
 
     rule: Rule
     parameters: str
 
     def call(self, step: FunctionCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the output for the arguments of one call.
-
-        Raises:
-            NotImportedError: the rule has no counterpart for these.
-        """
+        """Return the output for the arguments of one call."""
         names = [parameter.split("|") for parameter in self.parameters.split()]
         canonical_names = {alias: aliases[0] for aliases in names for alias in aliases}
         if len(args) > len(names):

@@ -7,11 +7,12 @@ or None for the batch and for an open dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.layer_calls import NN, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NotImportedError
 from compress.model.importers.keras import keras2_operations as operations
 from compress.model.importers.keras.keras2_operations import FunctionCall, TfFunction, axes_of, integers, plain
 
@@ -159,11 +160,6 @@ def pad(step: FunctionCall, x: Any, paddings: Any, mode: str = "CONSTANT", const
     return shape_rules.pad(step, x, pads, mode.lower(), float(plain(constant_values)))
 
 
-def tile(step: FunctionCall, x: Any, multiples: Any) -> Any:
-    """tf.tile."""
-    return shape_rules.tile(step, x, integers(multiples))
-
-
 def gather(step: FunctionCall, x: Any, indices: Any, axis: Any = None, batch_dims: Any = 0) -> Any:
     """tf.gather along one axis, by constant indices."""
     (axis,) = axes_of(x, 0 if axis is None else axis)
@@ -173,33 +169,34 @@ def gather(step: FunctionCall, x: Any, indices: Any, axis: Any = None, batch_dim
     return shape_rules.gather(step, x, axis, array)
 
 
-def reduced(kind: str) -> operations.Rule:
+def reduced(step: FunctionCall, x: Any, axis: Any = None, keepdims: Any = False, *, kind: str) -> Any:
     """tf.reduce_mean and the like."""
-
-    def rule(step: FunctionCall, x: Any, axis: Any = None, keepdims: Any = False) -> Any:
-        return shape_rules.reduce(step, x, kind, axes_of(x, axis), keep=bool(keepdims))
-
-    return rule
+    return shape_rules.reduce(step, x, kind, axes_of(x, axis), keep=bool(keepdims))
 
 
-def resize(step: FunctionCall, x: Any, size: Any, method: Any = "bilinear", antialias: Any = False) -> Any:
+def resize(
+    step: FunctionCall,
+    x: Any,
+    size: Any,
+    method: Any = "bilinear",
+    antialias: Any = False,
+    preserve_aspect_ratio: Any = False,
+) -> Any:
     """tf.image.resize, which samples at the centres of pixels, as Keras does."""
+    if preserve_aspect_ratio:
+        raise NotImportedError("it keeps the aspect ratio")
     sizes, name = integers(size), str(getattr(method, "value", method))
     if name not in INTERPOLATIONS:
         raise NotImportedError(f"it resizes to {sizes[:4]} by {name[:20]}")
     return shape_rules.resize(step, x, sizes, name, antialias=bool(antialias))
 
 
-def old_resize(method: str) -> operations.Rule:
+def old_resize(
+    step: FunctionCall, x: Any, size: Any, align_corners: Any = False, half_pixel_centers: Any = False, *, method: str
+) -> Any:
     """The resizing of TensorFlow 1: at the centres of pixels only if an argument says so."""
-
-    def rule(step: FunctionCall, x: Any, size: Any, align_corners: Any = False, half_pixel_centers: Any = False) -> Any:
-        sizes = integers(size)
-        return shape_rules.resize(
-            step, x, sizes, method, align_corners=bool(align_corners), half_pixel_centers=bool(half_pixel_centers)
-        )
-
-    return rule
+    corners, centers = bool(align_corners), bool(half_pixel_centers)
+    return shape_rules.resize(step, x, integers(size), method, align_corners=corners, half_pixel_centers=centers)
 
 
 def blocks(kind: str) -> operations.Rule:
@@ -207,17 +204,13 @@ def blocks(kind: str) -> operations.Rule:
     return lambda step, x, block_size: step.operation(NN, kind, {"block_size": integers(block_size)[0]}, [x])
 
 
-def pooling(kind: str) -> operations.Rule:
+def pooling(step: FunctionCall, x: Any, ksize: Any, strides: Any, padding: Any, *, kind: str) -> Any:
     """tf.nn.max_pool2d and avg_pool2d."""
-
-    def rule(step: FunctionCall, x: Any, ksize: Any, strides: Any, padding: Any) -> Any:
-        window, steps = _pair(ksize), _pair(strides)
-        if len(x.shape) != 4 or str(padding).upper() not in ("SAME", "VALID"):
-            raise NotImportedError(f"its input has {len(x.shape)} dimensions, or its padding is a list")
-        config = {"pool_size": window, "strides": steps, "padding": str(padding).lower()}
-        return step.layer(f"{kind}Pooling2D", config, [x])
-
-    return rule
+    window, steps = _pair(ksize), _pair(strides)
+    if len(x.shape) != 4 or str(padding).upper() not in ("SAME", "VALID"):
+        raise NotImportedError(f"its input has {len(x.shape)} dimensions, or its padding is a list")
+    config = {"pool_size": window, "strides": steps, "padding": str(padding).lower()}
+    return step.layer(f"{kind}Pooling2D", config, [x])
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -229,11 +222,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return values[0], values[1]
 
 
-def bias_add(step: FunctionCall, x: Any, y: Any) -> Any:
-    """A value for each channel."""
-    return operations.arithmetic("Add")(step, x, y)
-
-
+_OLD_RESIZE = "x|images size align_corners half_pixel_centers"
 _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "reshape": ("x|tensor shape", reshape),
     "transpose": ("x|a perm conjugate", transpose),
@@ -251,24 +240,18 @@ _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     ),
     "__operators__.getitem": ("x|tensor slice_spec", getitem),
     "pad": ("x|tensor paddings mode constant_values", pad),
-    "tile": ("x|input multiples", tile),
+    "tile": ("x|input multiples", lambda step, x, multiples: shape_rules.tile(step, x, integers(multiples))),
     "gather": ("x|params indices validate_indices axis batch_dims", lambda s, validate_indices=0, **a: gather(s, **a)),
     "shape": ("x|input out_type", size),
-    "image.resize": ("x|images size method preserve_aspect_ratio antialias", lambda s, **a: _resize(s, **a)),
-    "image.resize_bilinear": ("x|images size align_corners half_pixel_centers", old_resize("bilinear")),
-    "image.resize_nearest_neighbor": ("x|images size align_corners half_pixel_centers", old_resize("nearest")),
+    "image.resize": ("x|images size method preserve_aspect_ratio antialias", resize),
+    "image.resize_bilinear": (_OLD_RESIZE, partial(old_resize, method="bilinear")),
+    "image.resize_nearest_neighbor": (_OLD_RESIZE, partial(old_resize, method="nearest")),
     "nn.depth_to_space": ("x|input block_size", blocks("DepthToSpace")),
     "nn.space_to_depth": ("x|input block_size", blocks("SpaceToDepth")),
-    "nn.avg_pool2d": ("x|input|value ksize strides padding", pooling("Average")),
-    "nn.max_pool2d": ("x|input|value ksize strides padding", pooling("Max")),
-    "nn.bias_add": ("x|value y|bias", bias_add),
+    "nn.avg_pool2d": ("x|input|value ksize strides padding", partial(pooling, kind="Average")),
+    "nn.max_pool2d": ("x|input|value ksize strides padding", partial(pooling, kind="Max")),
+    "nn.bias_add": ("x|value y|bias", partial(operations.arithmetic, kind="Add")),
 }
-
-
-def _resize(step: FunctionCall, x: Any, size: Any, preserve_aspect_ratio: Any = False, **options: Any) -> Any:
-    if preserve_aspect_ratio:
-        raise NotImportedError("it keeps the aspect ratio")
-    return resize(step, x, size, **options)
 
 
 RULES: Mapping[str, TfFunction] = {name: TfFunction(rule, names) for name, (names, rule) in _NAMED.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,24 +193,20 @@ def judged(config: dict[str, Any]) -> Judged:
 
 def stateful_layers(config: Any) -> tuple[str, ...]:
     """Return the names of the layers in a configuration that keep their state between calls."""
-    if isinstance(config, list):
-        return tuple(name for item in config for name in stateful_layers(item))
-    if not isinstance(config, dict):
-        return ()
-    if config.get("stateful") is True:
-        return (str(config.get("name")),)
-    return tuple(name for item in config.values() for name in stateful_layers(item))
+    return _matching(config, lambda layer: layer.get("stateful") is True)
 
 
 def channels_first(config: Any) -> tuple[str, ...]:
     """Return the names of the convolutions in a configuration whose channels are the first axis of a sample."""
-    if isinstance(config, list):
-        return tuple(name for item in config for name in channels_first(item))
-    if not isinstance(config, dict):
-        return ()
-    if config.get("data_format") == "channels_first" and "kernel_size" in config:
+    return _matching(config, lambda layer: layer.get("data_format") == "channels_first" and "kernel_size" in layer)
+
+
+def _matching(config: Any, matches: Callable[[dict[str, Any]], bool]) -> tuple[str, ...]:
+    """Return the names of the outermost layers in a configuration whose settings match."""
+    if isinstance(config, dict) and matches(config):
         return (str(config.get("name")),)
-    return tuple(name for item in config.values() for name in channels_first(item))
+    items = config.values() if isinstance(config, dict) else config if isinstance(config, list) else ()
+    return tuple(name for item in items for name in _matching(item, matches))
 
 
 def _entered(value: dict[str, Any], position: _Position) -> _Position:
@@ -244,22 +241,16 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
         return [Refused(owner, name, f"{RUNS[name]}{code}", lacks_code)]
     if name == "function":
         function = entry.get("config")
-        if is_keras and registered in (None, function, "function") and _is_activation(function):
+        is_activation = isinstance(function, str) and function in ACTIVATIONS
+        if is_keras and registered in (None, function, "function") and is_activation:
             return []
         return [Refused(owner, "function", f"calls the function {shown(function)} of module {shown(module)}")]
     is_operation = isinstance(module, str) and _OPERATIONS.match(module)
     if is_keras and registered in (None, name) and (name in KNOWN or is_operation):
         return []
-    return [_custom_class(registered if isinstance(registered, str) else name, module, owner)]
-
-
-def _is_activation(name: object) -> bool:
-    return isinstance(name, str) and name in ACTIVATIONS
-
-
-def _custom_class(name: str, module: object, owner: str) -> Refused:
+    custom = registered if isinstance(registered, str) else name
     source = f" from module {shown(module)}" if module else ""
-    return Refused(owner, _bare(name), f"is of the custom class {shown(name)}{source}")
+    return [Refused(owner, _bare(custom), f"is of the custom class {shown(custom)}{source}")]
 
 
 def _code(entry: dict[str, Any]) -> tuple[str, bool]:

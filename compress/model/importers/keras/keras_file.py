@@ -16,18 +16,17 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compress.core import sandbox
 from compress.core.errors import CorallineError, ModelError, UntrustedError
-from compress.model.importers.common import guarded_calls, rehearsal
+from compress.model.importers.common import guarded_calls
 from compress.model.importers.common.guarded_calls import READ_ERRORS
 from compress.model.importers.common.unsupported import MOST_LISTED, Refused, carrying, listed
 from compress.model.importers.common.verification import Parity
-from compress.model.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
+from compress.model.importers.keras import hdf5_weights, keras2, keras_config
 from compress.model.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES, MOST_PACKED
 from compress.model.importers.keras.keras_config import MAX_DEPTH, loadable, shown
 from compress.model.ir import mixed_precision, tensorflow
@@ -80,14 +79,16 @@ def scan(path: Path) -> Scan:
     """Read the stored configuration, without Keras and without running any code.
 
     Raises:
-        ModelError: it is not a Keras file, is damaged, or is harmful.
+        ModelError: the file is not a Keras file, is damaged, or is malicious.
     """
     import h5py
 
     try:
         is_zip = path.is_file() and zipfile.is_zipfile(path)
         is_hdf5 = path.is_file() and h5py.is_hdf5(path)
-        if is_zip and is_hdf5 and not _is_keras_archive(path):
+        if is_zip and is_hdf5 and not (path.suffix == ".keras" and _start(path).startswith(b"PK\x03\x04")):
+            # An archive has model.weights.h5 uncompressed, and HDF5 looks for its signature at 0, 512, 1024, … bytes:
+            # HDF5 may find it in an ordinary archive.
             raise _refusal(path, "is a zip archive and an HDF5 file at once: it is not clear which one to load")
         if is_zip:
             version, config = _read_keras(path)
@@ -104,24 +105,11 @@ def scan(path: Path) -> Scan:
         ) from error
 
 
-def _is_keras_archive(path: Path) -> bool:
-    """Return whether Keras reads a file as a zip archive, although HDF5 finds its signature in the file, too.
-
-    An archive stores model.weights.h5 uncompressed, and HDF5 looks for its signature at 0, 512, 1024, 2048, … bytes.
-    """
-    with path.open("rb") as stream:
-        return path.suffix == ".keras" and stream.read(4) == b"PK\x03\x04"
-
-
 def check_readable(path: Path) -> None:
-    """Read a file of unknown origin once in a child process, with all of its weights.
-
-    Raises:
-        ModelError: the process crashed, or exceeded a limit.
-    """
+    """Read a file of unknown origin once in a child process, with all of its weights."""
     unpacked = MOST_PACKED * path.stat().st_size if path.is_file() else 0
     memory_bytes = READ_MEMORY_BYTES + min(unpacked, 2 * MAX_WEIGHTS_BYTES)
-    rehearsal.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=memory_bytes)
+    guarded_calls.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=memory_bytes)
 
 
 def read_in_child(path: str) -> None:
@@ -151,13 +139,9 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
 
     Files of Keras 2 are rebuilt layer by layer, and the outputs compared (`compress.model.importers.keras.keras2`).
 
-    Args:
-        path: the file.
-        trust: whether code in the file may run.
-
     Raises:
-        UntrustedError: it would run code, and `trust` is not set.
-        ModelError: it is damaged, or Keras 3 cannot express it.
+        UntrustedError: loading would run code, and `trust` is not set.
+        ModelError: the file is damaged, or Keras 3 cannot express the model.
     """
     return load_scanned(path, scan(path), trust=trust)[0]
 
@@ -165,22 +149,17 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
 def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
     """Load a scanned file as in `load`, with the parity of a model that was rebuilt.
 
-    Args:
-        path: the file.
-        scan: its scan.
-        trust: whether code in the file may run.
-        samples: real samples [n, ...] for the comparison of a rebuilt model, in addition to random ones.
-
-    Raises:
-        UntrustedError: it would run code, and `trust` is not set.
-        ModelError: it is damaged, or Keras 3 cannot express it.
+    Real `samples` [n, ...] are compared in addition to random ones.
     """
     if scan.untrusted and not trust:
         raise untrusted(path, scan.untrusted)
     if scan.unsupported:
         raise keras2.missing(scan.unsupported, str(path))
     refuse_channels_first(path, scan.config)
-    with guarded_calls.quiet(), _explained(path, scan), tempfile.TemporaryDirectory() as folder:
+    version = f"Keras {scan.keras_version}" if scan.keras_version else "an unknown version of Keras"
+    what = f"cannot be loaded (written by {version})"
+    hint = f"custom classes are not in the file: register them first, or {RESAVE}" if scan.untrusted else RESAVE
+    with guarded_calls.quiet(), guarded_calls.explained(path, what, hint), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", hint="unset it")
         loadable_path = _prepared(path, scan, Path(folder))
@@ -197,11 +176,7 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
 
 
 def refuse_channels_first(path: Path, config: dict[str, Any]) -> None:
-    """Refuse a model with convolutions that TensorFlow does not run on a CPU.
-
-    Raises:
-        ModelError: there are such convolutions.
-    """
+    """Refuse a model with convolutions that TensorFlow does not run on a CPU."""
     if names := keras_config.channels_first(config):
         first = ", ".join(map(keras_config.shown, names[:MOST_LISTED]))
         raise ModelError(
@@ -246,29 +221,25 @@ def _from_keras2(path: str, scan: Scan, trust: bool) -> Any:
             model = tf_keras.models.model_from_json(json.dumps(config))
             model.load_weights(path)
     if scan.backend == "theano":
-        keras2_weights.rotate_kernels(model)
+        keras2.rotate_kernels(model)
     return model
-
-
-def _explained(path: Path, scan: Scan) -> AbstractContextManager[None]:
-    """Turn exceptions of the libraries into a `ModelError` that names the version that wrote the file."""
-    version = f"Keras {scan.keras_version}" if scan.keras_version else "an unknown version of Keras"
-    custom = "custom classes are not in the file: register them first, or " if scan.untrusted else ""
-    return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
 
 
 def _refusal(path: Path, what: str, hint: str = RESAVE) -> ModelError:
     return ModelError(what, where=str(path), allowed=ALLOWED, hint=hint)
 
 
+def _start(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(8)
+
+
 def _description(path: Path) -> str:
-    """Return a description of a file that is neither zip nor HDF5."""
     if path.is_dir():
         return "is a folder (a SavedModel?)"
     if not path.exists():
         return "does not exist"
-    with path.open("rb") as stream:
-        start = stream.read(8)
+    start = _start(path)
     if not start:
         return "is empty"
     if start.startswith((b"PK\x03\x04", b"\x89HDF")):
@@ -293,10 +264,11 @@ def _read_keras(path: Path) -> tuple[str, dict[str, Any]]:
         config = _parsed(path, CONFIG, archive.read(CONFIG))
         metadata = _parsed(path, METADATA, archive.read(METADATA)) if METADATA in names else {}
         with h5py.File(io.BytesIO(archive.read(WEIGHTS)), "r") as file:
-            _check_weights(path, file)
+            problem = hdf5_weights.problem(file)
+    if problem:
+        raise _refusal(path, problem)
     version = metadata.get("keras_version")
-    version = version if isinstance(version, str) else ""
-    return version, loadable(config)
+    return version if isinstance(version, str) else "", loadable(config)
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
@@ -330,7 +302,6 @@ def _is_bomb(info: zipfile.ZipInfo) -> bool:
 
 
 def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """Return the version, the backend and the configuration of an HDF5 file with a complete model."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -341,23 +312,15 @@ def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
                 "has weights only, no architecture" if weights else "has no model_config: it is not a Keras model",
                 "build the model in code, load these weights into it, then model.save('model.keras')",
             )
-        _check_weights(path, file)
+        if problem := hdf5_weights.problem(file):
+            raise _refusal(path, problem)
         text = file.attrs["model_config"]
-        version, backend = (_word(file.attrs.get(name, "")) for name in ("keras_version", "backend"))
+        stored = [file.attrs.get(name, "") for name in ("keras_version", "backend")]
+    decoded = [value.decode() if isinstance(value, bytes) else value for value in stored]
+    version, backend = (value if isinstance(value, str) else "" for value in decoded)
     if not isinstance(text, str | bytes):
         raise _refusal(path, "its model_config is not text")
     return version, backend, _parsed(path, "model_config", text)
-
-
-def _word(value: object) -> str:
-    value = value.decode() if isinstance(value, bytes) else value
-    return value if isinstance(value, str) else ""
-
-
-def _check_weights(path: Path, file: Any) -> None:
-    """Refuse links, data outside the file, and sizes larger than the stored data."""
-    if problem := hdf5_weights.problem(file):
-        raise _refusal(path, problem)
 
 
 def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:

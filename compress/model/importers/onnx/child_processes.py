@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.core import sandbox
 from compress.core.errors import CorallineError
-from compress.model.importers.common import rehearsal
+from compress.model.importers.common import guarded_calls
 
 RUN_TIMEOUT_S = 600
 """A graph with a loop may never end."""
@@ -27,18 +27,10 @@ class OnnxRuntimeFailedError(Exception):
 
 
 def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Read a file once in a child process.
-
-    Args:
-        path: the .onnx file.
-        shapes: shapes of inputs with open dimensions, by name.
-
-    Raises:
-        ModelError: the process crashed or exceeded its time limit.
-    """
+    """Read a file once in a child process."""
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
     arguments = [str(path), named]
-    rehearsal.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
+    guarded_calls.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
 
 
 def read_in_child(path: str, shapes: str) -> None:
@@ -56,10 +48,7 @@ def read_in_child(path: str, shapes: str) -> None:
 def run_model(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs: Sequence[str]) -> list[list[Any]]:
     """Return the outputs of a model on the CPU with one thread and without graph optimization.
 
-    Args:
-        model: a serialized model with its tensors inside.
-        feeds: inputs by name, for each run.
-        outputs: names of the outputs to return.
+    `model` is serialized with its tensors inside; `feeds` are the inputs by name, for each run.
 
     Raises:
         OnnxRuntimeFailedError: onnxruntime gave no outputs.
@@ -112,11 +101,7 @@ def _stored(path: Path, count: int) -> list[NDArray[Any]]:
 
 
 def run_folder(folder: Path, count: int) -> None:
-    """Run the model in a folder in a child process.
-
-    Raises:
-        OnnxRuntimeFailedError: it fails.
-    """
+    """Run the model in a folder in a child process."""
     try:
         ended = sandbox.run(run_in_child, [str(folder), str(count)], timeout_s=RUN_TIMEOUT_S, memory_bytes=MEMORY_BYTES)
     except sandbox.SandboxTimeoutError as error:
@@ -145,7 +130,6 @@ def run_session(folder: Path, count: int) -> None:
 
 
 def _session(folder: Path) -> Any:
-    """Return a session of onnxruntime with the model in a folder."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

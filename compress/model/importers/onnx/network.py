@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from compress.core.errors import ModelError
-from compress.model.importers.common.graph_builder import UNKNOWN, apply_rule
-from compress.model.importers.common.layer_calls import NOT_MADE, NotImportedError
+from compress.model.importers.common.graph_builder import NOT_MADE, UNKNOWN, NotImportedError, apply_rule
 from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.importers.onnx import layout
 from compress.model.importers.onnx.layout import OnnxValue, Order, laid, natural
@@ -29,7 +28,6 @@ class OnnxNetwork:
     """The network made from an ONNX graph.
 
     Attributes:
-        graph: the graph.
         network: its layers; invalid if there are `problems`.
         inputs: values of the used inputs in the network, by name.
         outputs: values of the outputs in the network, in the graph's order.
@@ -53,7 +51,7 @@ def build_network(graph: OnnxGraph, rules: Mapping[str, Rule]) -> OnnxNetwork:
     Operators without a rule become `problems`.
 
     Raises:
-        ModelError: its inputs or outputs are invalid.
+        ModelError: an output of the graph does not depend on its inputs.
     """
     missing = [name for name in graph.outputs if name in graph.constants]
     if missing or not graph.outputs:
@@ -136,7 +134,6 @@ def _unknown(graph: OnnxGraph, node: Node) -> list[OnnxValue]:
 
 
 def _import_operator(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
-    """Apply the rule for an operator; return a value for each of its outputs."""
     node = call.node
     graph = call.builder.graph
     if node.operator not in rules:

@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue
-from compress.model.importers.common.layer_calls import NotImportedError, free_name
+from compress.model.importers.common.graph_builder import (
+    UNKNOWN,
+    NetworkBuilder,
+    NetworkCall,
+    NotImportedError,
+    PlacedValue,
+    free_name,
+)
 from compress.model.importers.onnx import layout
 from compress.model.importers.onnx.layout import OnnxValue, Order, laid, natural, network_shape_of
 from compress.model.importers.onnx.onnx_graph import Node, OnnxGraph
@@ -29,11 +35,10 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     """A network under construction from an ONNX graph.
 
     Attributes:
-        graph: the graph.
         values: how the network holds each tensor of the graph, by name.
         holders: names of the graph's tensors that each tensor of the network holds.
         padded: input and (before, after) per dimension of each layer that only pads with zeros.
-        padded_below: the same of each layer that pads with -inf, for max poolings only.
+        padded_below: input and widths of each layer that pads with -inf, for max poolings only.
         changed: tensors of the graph that the network no longer computes as they were.
     """
 
@@ -85,17 +90,10 @@ def title(name: str) -> str:
 
 @dataclass(frozen=True)
 class OnnxCall(NetworkCall[OnnxValue]):
-    """One operator, with the inputs and outputs of its import rule.
-
-    Attributes:
-        builder: the network under construction.
-        node: the operator.
-    """
+    """One operator, with the inputs and outputs of its import rule."""
 
     builder: OnnxNetworkBuilder
     node: Node
-
-    # --- inputs and attributes -----------------------------------------------------------
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Return one of its attributes."""
@@ -162,13 +160,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
             raise NotImportedError("the shape of its output is unknown" if shape is None else "it is empty")
         return shape
 
-    # --- layers --------------------------------------------------------------------------
-
-    @property
-    def network_builder(self) -> OnnxNetworkBuilder:
-        """The network under construction."""
-        return self.builder
-
     def layer_name(self) -> str:
         """Return a free name: from the PyTorch module of the weights, from the operator, or from its output."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
@@ -178,8 +169,6 @@ class OnnxCall(NetworkCall[OnnxValue]):
         if name.isdigit():
             name = f"{self.node.operator}_{name}"
         return free_name(title(name), self.builder.layers)
-
-    # --- layout --------------------------------------------------------------------------
 
     def arranged(self, value: OnnxValue, order: Order, *, extra_batch: bool = False) -> OnnxValue:
         """Return the value with its axes in this order, each a dimension of the network; add layers if necessary."""

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.importers.common import verification
+from compress.model.importers.common import guarded_calls, verification
 from compress.model.importers.common.graph_builder import UNKNOWN
 from compress.model.importers.common.unsupported import Refused, unsupported
-from compress.model.importers.common.verification import MINIMUM_SCALE, TOLERANCE, OutputDifference, Parity, Runs
+from compress.model.importers.common.verification import MINIMUM_SCALE, OutputDifference, Parity, Runs
 from compress.model.importers.onnx import child_processes, onnx_graph, onnx_inputs, onnx_model, original
 from compress.model.importers.onnx.layout import OnnxValue
 from compress.model.importers.onnx.network import OnnxNetwork, build_network
@@ -39,8 +39,6 @@ class OnnxFile:
     """A parsed .onnx file.
 
     Attributes:
-        path: the file.
-        graph: the parsed graph.
         imported: the network made from the graph; None if the graph has operators of an unsupported kind.
     """
 
@@ -64,9 +62,7 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
 
     A first dimension of a fixed size above 1 is the batch only if the file computes each of its rows alone.
 
-    Args:
-        path: the file.
-        shapes: shapes of inputs with open dimensions, by name.
+    `shapes` are those of inputs with open dimensions, by name.
 
     Raises:
         ModelError: the file is not an ONNX model, is damaged, or is invalid.
@@ -80,11 +76,8 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
         graph = onnx_graph.read(path, RULES, shapes, keep_batch=True)
     if graph.refused and not graph.nodes:
         return OnnxFile(path, graph, None)
-    try:
+    with guarded_calls.located(path):
         return OnnxFile(path, graph, build_network(graph, RULES))
-    except ModelError as error:
-        error.where = str(path)
-        raise
 
 
 def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
@@ -102,21 +95,14 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
     imported = file.imported
     used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
     network = replace(used_layers, name="model", outputs=imported.network.outputs)
-    try:
+    with guarded_calls.located(file.path):
         runs = _with_batch(file, original.run(file.graph, _sample_rows(imported, samples)))
         model = verification.build_model(network)
         return model, _verify(model, imported, runs)
-    except ModelError as error:
-        error.where = str(file.path)
-        raise
 
 
 def _with_batch(file: OnnxFile, runs: OriginalRuns) -> OriginalRuns:
-    """Return the runs of a file if its open dimension is a batch; with single rows if its shapes fix a batch of 1.
-
-    Raises:
-        ModelError: the open dimension is no batch.
-    """
+    """Return the runs of a file if its open dimension is a batch; with single rows if its shapes fix a batch of 1."""
     batch = file.graph.batch
     if not batch.is_open or (runs.batch > 1 and original.has_batch(file.graph, runs)):
         return runs
@@ -144,11 +130,6 @@ def _has_batch(graph: OnnxGraph) -> bool:
 
 
 def _verify(model: keras.Model, imported: OnnxNetwork, runs: OriginalRuns) -> Parity:
-    """Compare the outputs of the model with those of the original, on the same rows.
-
-    Raises:
-        ModelError: the difference is larger than allowed.
-    """
     actual = _outputs(model, imported, runs)
     by_row = [
         [_difference(imported, *tensors) for tensors in zip(imported.outputs, *arrays, strict=True)]
@@ -163,7 +144,9 @@ def _verify(model: keras.Model, imported: OnnxNetwork, runs: OriginalRuns) -> Pa
         len(runs.rows),
     )
     if exceeding:
-        raise verification.too_different(parity, "", _first_difference(imported, runs))
+        operators = ((f"{node.operator} {node.name!r}", node.outputs) for node in imported.graph.nodes)
+        first = verification.first_difference(operators, _intermediate_differences(imported, runs))
+        raise verification.too_different(parity, "", first)
     return parity
 
 
@@ -190,7 +173,6 @@ def _sample_rows(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> 
 
 
 def _in_graph(value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
-    """Return an input of the network in the layout of the graph."""
     ordered = np.empty(array.size, array.dtype)
     ordered[value.positions] = array.reshape(-1)
     return ordered.reshape(value.shape)
@@ -212,16 +194,6 @@ def _is_probability(imported: OnnxNetwork, value: OnnxValue) -> bool:
     while layer.kind in ("Reshape", "Flatten", "Permute", "Identity"):
         layer = imported.network.layers[layer.inputs()[0].layer]
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
-
-
-def _first_difference(imported: OnnxNetwork, runs: OriginalRuns) -> str:
-    """Return the first operator whose result differs, with its name in the file."""
-    largest = _intermediate_differences(imported, runs)
-    for node in imported.graph.nodes:
-        relative = max((largest.get(name, 0.0) for name in node.outputs), default=0.0)
-        if relative > TOLERANCE:
-            return f"{node.operator} {node.name!r}, by {relative:.2g}"
-    return "no operator alone"
 
 
 def _intermediate_differences(imported: OnnxNetwork, runs: OriginalRuns) -> dict[str, float]:
@@ -255,7 +227,6 @@ def _observed_tensors(imported: OnnxNetwork) -> Mapping[str, OnnxValue]:
 
 
 def _with_outputs(graph: OnnxGraph, names: Sequence[str]) -> bytes:
-    """Return the model with these tensors as its outputs."""
     import onnx
 
     model = onnx_model.parsed(graph.model)

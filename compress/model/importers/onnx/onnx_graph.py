@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
+from compress.model.importers.common import guarded_calls
 from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.importers.onnx import onnx_inputs, onnx_model
 from compress.model.importers.onnx.onnx_inputs import NO_BATCH, BatchAxes, OpenDimensionsError, Shapes
@@ -28,27 +29,17 @@ MOST_TOGETHER = 2**29
 MOST_SHAPING = 4096
 """Maximum number of values in a constant that shape inference reads."""
 STANDARD_DOMAINS = ("", "ai.onnx")
-RANDOM_OPERATORS = {
-    "Dropout",
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
+RANDOM_OPERATORS = {"Dropout", "Multinomial", "Bernoulli"} | {
+    f"Random{distribution}{like}" for distribution in ("Normal", "Uniform") for like in ("", "Like")
 }
 """Operators whose outputs can differ from run to run."""
 CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 QUANTIZED = ("QLinear", "QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "ConvInteger", "MatMulInteger")
 FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
+    *(ArithmeticError, AttributeError, AssertionError, LookupError, NotImplementedError, RuntimeError, MemoryError),
+    *(ValueError, TypeError),
 )
+"""Exceptions of onnx for invalid operators."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +47,11 @@ class Node:
     """An operator.
 
     Attributes:
-        operator: its type: Conv, Relu.
-        name: its name, or that of its first output.
-        number: its index in topological order.
-        inputs: names of its input tensors; "" for an omitted one.
-        outputs: names of its output tensors; "" for an omitted one.
-        settings: its attributes.
+        operator: type of the operator: Conv, Relu.
+        name: name of the operator, or of its first output.
+        number: index of the operator in topological order.
+        inputs: names of the input tensors; "" for an omitted tensor.
+        outputs: names of the output tensors; "" for an omitted tensor.
     """
 
     operator: str
@@ -81,8 +71,6 @@ class OnnxGraph:
         constants: values of the tensors that depend on no input, by name.
         shapes: known shapes of tensors, by name.
         types: known data types of tensors, by name.
-        inputs: names of the inputs.
-        outputs: names of the outputs.
         refused: operators that are invalid or of an unsupported kind.
         model: the original model as bytes, for onnxruntime: with its own batch, and with its open dimensions.
         notes: changes to the model, as text.
@@ -118,27 +106,20 @@ class _GraphWalk:
 
 
 def read(
-    path: Path,
-    known: Collection[str] | None = None,
-    shapes: Shapes = MappingProxyType({}),
-    *,
-    keep_batch: bool = False,
+    path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({}), *, keep_batch: bool = False
 ) -> OnnxGraph:
     """Read a file.
 
-    Args:
-        path: the file.
-        known: operators that have an import rule. If shape inference is not possible (operators of an unsupported kind,
-            or open dimensions), operators without a rule are listed as well.
-        shapes: shapes of inputs with open dimensions, by name.
-        keep_batch: whether a first dimension of a fixed size above 1 stays as it is, as part of the data.
+    `known` are the operators that have an import rule: operators without a rule are listed as well if shape inference
+    is not possible (operators of an unsupported kind, or open dimensions). `shapes` are those of inputs with open
+    dimensions, by name. With `keep_batch`, a first dimension of a fixed size above 1 is part of the data.
 
     Raises:
         OpenDimensionsError: an input has open dimensions, in addition to a batch.
         ModelError: the file is not an ONNX model, is damaged or too large, or refers to a file outside its folder.
     """
-    model, notes = onnx_model.read(path)
-    try:
+    with guarded_calls.located(path):
+        model, notes = onnx_model.read(path)
         inputs = onnx_inputs.model_inputs(model)
         original = _original(model)
         notes = (*notes, *onnx_inputs.fix(inputs, shapes))
@@ -151,9 +132,6 @@ def read(
         if open_inputs:
             raise OpenDimensionsError(inputs, path, original)
         return replace(_parse(model), model=original, batch=batch, notes=notes)
-    except ModelError as error:
-        error.where = error.where or str(path)
-        raise
 
 
 def _batch_notes(batch: BatchAxes, is_kept: bool) -> tuple[str, ...]:
@@ -204,7 +182,6 @@ def _parse(model: Any) -> OnnxGraph:
         walk.types[name] = _type_of(values, name)
     for number, proto in enumerate(model.graph.node):
         _visit(walk, proto, _node(proto, number))
-    outputs = tuple(value.name for value in model.graph.output)
     shapes = {name: shape for name, kind in walk.types.items() if (shape := _shape(kind)) is not None}
     types = {name: TYPE_NAMES.get(kind.tensor_type.elem_type, "?") for name, kind in walk.types.items()}
     return OnnxGraph(
@@ -213,7 +190,7 @@ def _parse(model: Any) -> OnnxGraph:
         shapes=shapes,
         types=types,
         inputs=tuple(value.name for value in inputs),
-        outputs=outputs,
+        outputs=tuple(value.name for value in model.graph.output),
         refused=tuple(walk.refused),
         model=b"",
         notes=(),
@@ -223,11 +200,6 @@ def _parse(model: Any) -> OnnxGraph:
 
 
 def _check(model: Any) -> None:
-    """Check the model with onnx.
-
-    Raises:
-        ModelError: onnx reports an error.
-    """
     from onnx import checker
 
     for value in model.graph.output:  # the checker requires types and shapes; inference replaces these later
@@ -296,16 +268,10 @@ def _visit(walk: _GraphWalk, proto: Any, node: Node) -> None:
 
 
 def _known_shape(walk: _GraphWalk, name: str) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, if it was inferred."""
     return _shape(walk.types[name]) if name in walk.types else None
 
 
 def _add_size(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
-    """Add the size of a computed tensor to the total.
-
-    Raises:
-        ModelError: the tensor or the total is too large.
-    """
     size = prod(shape or ())
     walk.total_size += size
     if size > MOST_NUMBERS:
@@ -334,7 +300,7 @@ def _infer(walk: _GraphWalk, proto: Any) -> str:
         return f"opset {version} of ONNX has no such operator"
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
-    except (shape_inference.InferenceError, checker.ValidationError, *FAILURES, ValueError, TypeError) as error:
+    except (shape_inference.InferenceError, checker.ValidationError, *FAILURES) as error:
         return f"it is invalid: {_first_line(error)}"
     if proto.op_type == "GroupNormalization":  # onnx has no shape inference for it
         inferred = {proto.output[0]: walk.types[proto.input[0]]}
@@ -367,7 +333,9 @@ def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[
     if node.operator in RANDOM_OPERATORS:
         return None
     if node.operator == "Shape":
-        return _shape_output(walk, node)
+        shape = _known_shape(walk, node.inputs[0])
+        dimensions = slice(node.settings.get("start", 0), node.settings.get("end"))
+        return None if shape is None else [np.asarray(shape[dimensions], np.int64)]
     if node.operator == "Constant" and "value" in node.settings:
         return [onnx_model.array(node.settings["value"])]
     for name in node.outputs:
@@ -376,17 +344,8 @@ def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[
             return None
     try:
         return _evaluate(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
-    except (*FAILURES, ValueError, TypeError):
+    except FAILURES:
         return None
-
-
-def _shape_output(walk: _GraphWalk, node: Node) -> list[NDArray[Any]] | None:
-    """Return the output of a Shape operator, if the shape of its input is known."""
-    shape = _known_shape(walk, node.inputs[0])
-    if shape is None:
-        return None
-    dimensions = slice(node.settings.get("start", 0), node.settings.get("end"))
-    return [np.asarray(shape[dimensions], np.int64)]
 
 
 def _evaluate(walk: _GraphWalk, proto: Any, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -402,7 +361,6 @@ def _evaluate(walk: _GraphWalk, proto: Any, inputs: Mapping[str, NDArray[Any]]) 
 
 
 def _shape(kind: Any) -> tuple[int, ...] | None:
-    """Return the shape in a type, if all dimensions are known."""
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
@@ -410,7 +368,6 @@ def _shape(kind: Any) -> tuple[int, ...] | None:
 
 
 def _type_of(values: NDArray[Any], name: str) -> Any:
-    """Return the ONNX type of an array."""
     from onnx import helper
 
     try:

@@ -36,9 +36,9 @@ class BatchAxes:
     """The dimension that is the batch, and is set to 1 in the parsed graph.
 
     Attributes:
-        axes: its index in the shape of each input that has it, by input name; empty if the file has a batch of 1.
-        size: its size in the file; 0 if it is open.
-        name: its name in the file, if it is open.
+        axes: index of the dimension in the shape of each input with a batch, by input name; empty for a batch of 1.
+        size: size of the dimension in the file; 0 for an open dimension.
+        name: name of an open dimension in the file.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class BatchAxes:
 
     @property
     def has_other_name(self) -> bool:
-        """Whether its author named it, and not as a batch: 'num_points', 'tokens'."""
+        """Whether the author of the model gave the dimension a name that is not a batch: 'num_points', 'tokens'."""
         return not _says_batch(self.name) and not GENERATED_NAME.fullmatch(self.name)
 
 
@@ -91,8 +91,10 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
     for name, shape in shapes.items():
         if name not in types:
             raise ModelError(f"it has no input {name[:80]!r}", allowed=", ".join(types)[:200])
-        if types[name].HasField("shape") and not _fits(types[name].shape.dim, shape):
-            allowed = [_dimension_text(dim) for dim in types[name].shape.dim]
+        dims = types[name].shape.dim
+        fixed = [dim.dim_value < 1 or dim.dim_value == size for dim, size in zip(dims, shape, strict=False)]
+        if types[name].HasField("shape") and not (len(dims) == len(shape) and all(fixed)):
+            allowed = [_dimension_text(dim) for dim in dims]
             raise ModelError(f"its input {name[:80]!r} cannot have the shape {list(shape)}", allowed=f"{allowed}")
         sizes |= {dim.dim_param: size for dim, size in zip(types[name].shape.dim, shape, strict=False) if dim.dim_param}
         types[name].shape.CopyFrom(helper.make_tensor_type_proto(0, shape).tensor_type.shape)
@@ -102,14 +104,7 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
     return tuple(f"its input {name!r} has the requested shape {list(shape)}" for name, shape in shapes.items())
 
 
-def _fits(dims: Any, shape: Sequence[int]) -> bool:
-    """Whether a shape agrees with all dimensions that the file fixes."""
-    pairs = zip(dims, shape, strict=False)
-    return len(dims) == len(shape) and all(dim.dim_value < 1 or dim.dim_value == size for dim, size in pairs)
-
-
 def _dimension_text(dim: Any) -> str | int:
-    """Return the name or the size of a dimension, for a message."""
     return dim.dim_param or dim.dim_value or "?"
 
 
@@ -151,17 +146,13 @@ def _is_open(dim: Any) -> bool:
 
 
 def _says_batch(name: str) -> bool:
-    """Whether the name of an open dimension says that it is the batch."""
     return "batch" in name.lower() or name.lower() in BATCH_NAMES
 
 
 def with_open_dimensions(inputs: list[Any]) -> list[Any]:
     """Return the inputs with open dimensions."""
-    return [value for value in inputs if _has_open_dimensions(value.type.tensor_type)]
-
-
-def _has_open_dimensions(tensor_type: Any) -> bool:
-    return not tensor_type.HasField("shape") or any(map(_is_open, tensor_type.shape.dim))
+    types = [(value, value.type.tensor_type) for value in inputs]
+    return [value for value, kind in types if not kind.HasField("shape") or any(map(_is_open, kind.shape.dim))]
 
 
 class OpenDimensionsError(ModelError):
@@ -169,7 +160,6 @@ class OpenDimensionsError(ModelError):
 
     Args:
         inputs: all inputs of the model.
-        path: the file.
         model: the original model as bytes.
         reason: why a dimension that could be the batch is none.
         shapes: shapes to propose; None for examples that were not tried.
@@ -217,7 +207,7 @@ def example_shapes(inputs: list[Any], size: tuple[int, int]) -> dict[str, list[i
 
 
 def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
-    """Return heights and widths to try: that in the metadata of a file, then the usual ones."""
+    """Return heights and widths to try: the size in the metadata of a file, then the usual sizes."""
     stored = [entry.value for entry in model.metadata_props if entry.key == IMAGE_SIZE_KEY]
     sides = [int(side) for side in re.findall(r"\b[1-9]\d{0,3}\b", stored[0])] if stored else []
     return [*([(sides[0], sides[-1])] if sides else []), *EXAMPLE_SIZES]
@@ -226,11 +216,8 @@ def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
 def set_batch(model: Any, found: BatchAxes, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
     """Set the batch of a model, in its inputs, and in operators that reshape to a constant shape.
 
-    Args:
-        model: an onnx.ModelProto; it is changed.
-        found: the batch.
-        size: its new size.
-        shapes: the shapes that contain the new size, by the output of the operator that reshapes.
+    The model (an onnx.ModelProto) is changed. `shapes` are the shapes that contain the new size, by the output of the
+    operator that reshapes.
     """
     for value in model.graph.input:
         if value.name in found.axes:
@@ -257,7 +244,6 @@ def shapes_with_batch_of_one(model: Any, found: BatchAxes) -> dict[str, list[int
 
 
 def _constant_shapes(model: Any) -> dict[str, list[int]]:
-    """Return the stored lists of int64 values, by name."""
     from onnx import TensorProto, numpy_helper
 
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -272,7 +258,6 @@ def _constant_shapes(model: Any) -> dict[str, list[int]]:
 
 
 def _add_shape(model: Any, output: str, shape: Sequence[int]) -> str:
-    """Add a shape to the constants of a model, and return its name."""
     import numpy as np
     from onnx import numpy_helper
 

@@ -31,26 +31,15 @@ MOST_NUMBERS = 2**27
 """Maximum number of values in one tensor."""
 LARGEST_STEP = 2**20
 """Maximum stride, dilation, kernel size and padding."""
-FLOAT = 1
-"""Source of this and the next three: onnx.proto, TensorProto.DataType."""
-FLOAT16 = 10
-DOUBLE = 11
-BFLOAT16 = 16
-OTHER_FLOATS = (FLOAT16, DOUBLE, BFLOAT16)
 TYPE_NAMES = {
-    1: "FLOAT",
-    2: "UINT8",
-    3: "INT8",
-    4: "UINT16",
-    5: "INT16",
-    6: "INT32",
-    7: "INT64",
-    8: "STRING",
-    9: "BOOL",
-    FLOAT16: "FLOAT16",
-    DOUBLE: "DOUBLE",
-    BFLOAT16: "BFLOAT16",
+    **dict(enumerate(("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING", "BOOL"), start=1)),
+    10: "FLOAT16",
+    11: "DOUBLE",
+    16: "BFLOAT16",
 }
+"""Source: onnx.proto, TensorProto.DataType."""
+FLOAT = 1
+OTHER_FLOATS = (10, 11, 16)
 EXPORT_AGAIN = "if the file is missing, export the model again and keep its files in one folder"
 
 
@@ -60,20 +49,13 @@ def read(path: Path) -> tuple[Any, tuple[str, ...]]:
     Raises:
         ModelError: the file cannot be read, is not an ONNX model, is damaged, or refers to a file outside its folder.
     """
-    try:
-        return _read(path)
-    except ModelError as error:
-        error.where = error.where or str(path)
-        raise
-
-
-def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     model = parsed(_content(path))
     _check_opset(model)
     model.ir_version = max(model.ir_version, MINIMUM_IR_VERSION)
     if not model.graph.node:
         raise ModelError("it is not an ONNX model: it has no operators", hint="check the file")
-    _check_names(model)
+    if any(not isinstance(name, str) for graph in graphs_in(model) for name in _names(graph)):
+        raise ModelError("it is damaged: one of its names is not text", hint="check the file")  # protobuf gives bytes
     count = _count_operators(model)
     if count > MOST_NODES:
         raise ModelError(f"it has {count:,} operators", allowed=f"{MOST_NODES:,}")
@@ -102,11 +84,7 @@ def _content(path: Path) -> bytes:
 
 
 def parsed(content: bytes) -> Any:
-    """Return the model (an onnx.ModelProto) in the content of a file.
-
-    Raises:
-        ModelError: the content is not an ONNX model.
-    """
+    """Return the model (an onnx.ModelProto) in the content of a file."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -119,11 +97,6 @@ def parsed(content: bytes) -> Any:
 
 
 def _check_opset(model: Any) -> None:
-    """Check the version of the standard operator set.
-
-    Raises:
-        ModelError: the version is missing, too old or too new.
-    """
     versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if not versions:
         raise ModelError("it is not an ONNX model: it has no operator set version (opset)")
@@ -147,12 +120,10 @@ def graphs_in(model: Any) -> Iterator[Any]:
 
 
 def _subgraphs(attribute: Any) -> list[Any]:
-    """Return the graphs in an attribute."""
     return [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Yield every stored tensor of the model and its subgraphs."""
     for graph in graphs_in(model):
         yield from getattr(graph, "initializer", ())
         for stored in getattr(graph, "sparse_initializer", ()):
@@ -168,19 +139,7 @@ def _tensors(model: Any) -> Iterator[Any]:
                 yield from attribute.tensors
 
 
-def _check_names(model: Any) -> None:
-    """Check that all names are text: protobuf returns invalid text as bytes.
-
-    Raises:
-        ModelError: a name is not text.
-    """
-    for graph in graphs_in(model):
-        if any(not isinstance(name, str) for name in _names(graph)):
-            raise ModelError("it is damaged: one of its names is not text", hint="check the file")
-
-
 def _names(graph: Any) -> Iterator[Any]:
-    """Yield all names in a graph."""
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
@@ -191,11 +150,7 @@ def _names(graph: Any) -> Iterator[Any]:
 
 
 def _count_operators(model: Any) -> int:
-    """Return the number of operators after all functions are inlined.
-
-    Raises:
-        ModelError: a function calls itself.
-    """
+    """Return the number of operators after all functions are inlined."""
     callees = {
         (function.domain, function.name): [(node.domain, node.op_type) for node in function.node]
         for function in model.functions
@@ -235,7 +190,6 @@ def _load_external_tensors(model: Any, folder: Path) -> None:
 
 
 def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
-    """Read the bytes of an external tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     name = f"its tensor {tensor.name[:80]!r}"
@@ -243,11 +197,8 @@ def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
     path = os.path.realpath(os.path.join(inside, location))
     is_inside = location and not os.path.isabs(location) and os.path.commonpath([inside, path]) == inside
     if not is_inside or not os.path.isfile(path):
-        raise ModelError(
-            f"{name} is stored in {location[:200]!r}",
-            allowed="a file in the model's folder",
-            hint=EXPORT_AGAIN,
-        )
+        what = f"{name} is stored in {location[:200]!r}"
+        raise ModelError(what, allowed="a file in the model's folder", hint=EXPORT_AGAIN)
     try:
         offset = int(entries.get("offset", 0))
         size = os.path.getsize(path)
@@ -337,11 +288,6 @@ def _check_settings(model: Any) -> None:
 
 
 def _sort_nodes(model: Any) -> None:
-    """Sort the operators topologically.
-
-    Raises:
-        ModelError: the graph has a cycle, or two operators compute the same tensor.
-    """
     nodes = list(model.graph.node)
     producers = _producers(nodes)
     needed = [{producers[name] for name in _used_names(node) if name in producers} for node in nodes]
@@ -383,11 +329,6 @@ def _topological_order(needed: Sequence[set[int]]) -> list[int]:
 
 
 def _drop_unused(model: Any) -> None:
-    """Remove the operators that no output depends on.
-
-    Raises:
-        ModelError: no operator remains.
-    """
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
@@ -402,7 +343,6 @@ def _drop_unused(model: Any) -> None:
 
 
 def _used_names(node: Any) -> Iterator[str]:
-    """Yield the names of the tensors that an operator and its subgraphs use."""
     waiting = [node]
     while waiting:
         current = waiting.pop()

@@ -1,8 +1,7 @@
 """The original file in onnxruntime, with its own batch: the outputs that the rebuilt model must have.
 
 A row has one sample for each input, in the shape of the parsed graph: with a batch of 1. The original runs on several
-rows at once where its batch allows this. A dimension is a batch only if each row then has the
-outputs that it has alone.
+rows at once where its batch allows this. A dimension is a batch only if each row then has the outputs of a run alone.
 """
 
 from __future__ import annotations
@@ -25,19 +24,12 @@ from compress.model.importers.onnx.onnx_model import TYPE_NAMES
 
 OPEN_BATCH_SIZES = (4, 3, 1)
 """Sizes that are tried for an open batch. Reason: some files fix the batch in a Reshape and run with 1 only."""
-INTEGER_DTYPES = {
-    "UINT8": np.uint8,
-    "INT8": np.int8,
-    "UINT16": np.uint16,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
+INTEGER_DTYPES = {name: np.dtype(name.lower()).type for name in ("UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64")}
+INTEGER_DTYPES["BOOL"] = np.bool_
 RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
 """Number of different random values, from 0 up, for an input of this type."""
 OTHER_RANDOM_VALUE_COUNT = 8
-"""The same for the other integer types, whose values are often indices."""
+"""Number of different random values for the other integer types, whose values are often indices."""
 MOST_TRIED = 2**22
 """Most values of inputs that are tried: more than a colour image of 1024 x 1024."""
 LEAST_RANDOM_ROWS = 4
@@ -55,7 +47,6 @@ class OriginalRuns:
 
     Attributes:
         batch: number of rows in each run.
-        rows: the inputs.
         outputs: for each row, the outputs in the order of the graph.
     """
 
@@ -151,12 +142,7 @@ def _agree(graph: OnnxGraph, runs: OriginalRuns, other: Runs) -> bool:
     expected = runs.outputs[:count]
     by_row = [verification.compare_runs([before], [after]) for before, after in zip(expected, other, strict=True)]
     _, exceeding = verification.verified(
-        runs.rows[:count],
-        by_row,
-        expected,
-        lambda: with_last_bits_changed(graph, runs)[:count],
-        "onnxruntime",
-        count,
+        runs.rows[:count], by_row, expected, lambda: with_last_bits_changed(graph, runs)[:count], "onnxruntime", count
     )
     return not exceeding
 
@@ -220,14 +206,14 @@ def _random_value_count(graph: OnnxGraph, name: str) -> int:
 
 
 def _joined(graph: OnnxGraph, name: str, rows: Sequence[Row]) -> NDArray[Any]:
-    """Return an input of several rows: joined along its batch, or that of the first row if it has no batch."""
+    """Return an input of several rows: joined along its batch, or the input of the first row if it has no batch."""
     if name not in graph.batch.axes:
         return rows[0][name]
     return np.concatenate([row[name] for row in rows], graph.batch.axes[name])
 
 
 def _split(array: NDArray[Any], shape: Sequence[int], size: int) -> list[NDArray[Any]]:
-    """Split a tensor into that of each row, by its shape with a batch of 1; return it for each row if it has none."""
+    """Split a tensor into a part for each row, by its shape with a batch of 1; a tensor without a batch is repeated."""
     longer = [axis for axis, (length, single) in enumerate(zip(array.shape, shape, strict=False)) if length != single]
     if array.ndim != len(shape) or len(longer) != 1 or array.shape[longer[0]] != size * shape[longer[0]]:
         return [array] * size

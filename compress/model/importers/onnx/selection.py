@@ -45,7 +45,8 @@ def without_selection(model: Any) -> list[str]:
         if chooses or any(name in selected for name in node.input):
             selected.update(node.output)
             removed.append(node)
-    computed = _after(model, _inputs(model))
+    inputs = {tensor.name for tensor in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    computed = _after(model, inputs)
     frontier = {name for node in removed for name in node.input if name in computed and name not in selected}
     after = _after(model, frontier)  # what is computed from another one of them adds nothing
     kept = [name for name in computed if name in frontier and name not in after]
@@ -71,11 +72,6 @@ def _best_boxes(model: Any) -> Any:
         if kinds & GATHERING and not kinds & (WEIGHTED | CONVOLUTIONS):
             return node
     return None
-
-
-def _inputs(model: Any) -> set[str]:
-    """Return the names of the inputs, without constants, which old files list as inputs too."""
-    return {tensor.name for tensor in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
 
 
 def _before_convolutions(model: Any) -> set[str]:

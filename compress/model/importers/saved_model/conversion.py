@@ -108,7 +108,6 @@ def choose_signature(content: Content, name: str | None) -> Signature:
 
 
 def _check_input(port: Port, where: str) -> None:
-    """Refuse an input whose type or shape cannot be converted."""
     if port.dtype not in ("float32", "uint8", "int8", "int32", "int64", "bool") or port.shape is None:
         raise ModelError(f"its input {port.name!r} is {port.dtype} of {port.shape}", where=where, allowed="numbers")
     if any(size is None or size > LARGEST_SIZE for size in port.shape[1:]):
@@ -166,11 +165,7 @@ def _read_results(folder: Path, counts: Mapping[str, int]) -> Converted:
 
 
 def _check_conversion(converted: Converted, where: str) -> None:
-    """Compare the file in the TFLite runtime with the SavedModel.
-
-    Raises:
-        ModelError: the runtime refuses the file, or its outputs differ.
-    """
+    """Compare the file in the TFLite runtime with the SavedModel."""
     from compress.model.tflite import graph
     from compress.model.tflite.comparison import Runner
 

@@ -27,8 +27,8 @@ def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.M
         samples: real samples [n, ...] for the comparison, in addition to random ones.
 
     Raises:
-        UntrustedError: it would run code, and `trust` is not set.
-        ModelError: it is damaged, or Keras 3 cannot express it.
+        UntrustedError: loading would run code, and `trust` is not set.
+        ModelError: the folder is damaged, or Keras 3 cannot express the model.
     """
     assert content.config is not None  # the caller has checked it
     if content.judged.untrusted and not trust:

@@ -22,7 +22,6 @@ class LoadedSignature:
     """A signature as TensorFlow loads it.
 
     Attributes:
-        function: the function.
         inputs: names of its inputs, in the order of the folder.
         outputs: names of its outputs, in the order of the folder.
         specs: types and shapes of the inputs.
@@ -111,10 +110,6 @@ def run_samples(signature: LoadedSignature, function: Any) -> dict[str, list[lis
 
     The signature computes all samples of a batch at once: they are different, so an operation over the first axis
     changes the result.
-
-    Args:
-        signature: the signature.
-        function: the function of one sample.
 
     Raises:
         BatchError: the outputs of several samples are not those of each sample alone.

@@ -57,12 +57,10 @@ class Content:
     """The content of a SavedModel folder.
 
     Attributes:
-        path: the folder.
         version: version of TensorFlow that wrote the folder.
         keras_version: version of Keras, if the folder has a Keras model; otherwise "".
         config: configuration of the Keras model, if there is one.
         judged: checks of this configuration.
-        signatures: the signatures.
         refused: operators of the graph that access files, run code, or are unknown.
     """
 
@@ -88,7 +86,7 @@ def files(path: Path) -> dict[str, Path]:
     """Return every file of the folder, by its relative path.
 
     Raises:
-        ModelError: it contains links or too many files.
+        ModelError: the folder contains links or too many files.
     """
     paths: dict[str, Path] = {}
     for entry in sorted(path.rglob("*")):
@@ -102,11 +100,7 @@ def files(path: Path) -> dict[str, Path]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 over all files of the folder and their names.
-
-    Raises:
-        ModelError: it contains links or too many files.
-    """
+    """Return the SHA-256 over all files of the folder and their names."""
     total = hashlib.sha256()
     for name, file in files(path).items():
         with file.open("rb") as stream:
@@ -118,7 +112,7 @@ def read(path: Path) -> Content:
     """Read the content of a folder, without TensorFlow and without running any code.
 
     Raises:
-        ModelError: it is no SavedModel, is damaged, or is made to do harm.
+        ModelError: the folder is not a SavedModel, is damaged, or is malicious.
     """
     if not (path / GRAPH).is_file():
         raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is not a folder")

@@ -19,10 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue, apply_rule
-from compress.model.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
+from compress.model.importers.common.graph_builder import (
+    NOT_MADE,
+    NUMPY,
+    UNKNOWN,
+    NetworkBuilder,
+    NetworkCall,
+    NotImportedError,
+    PlacedValue,
+    apply_rule,
+    free_name,
+)
 from compress.model.importers.common.shape_rules import replaced
-from compress.model.importers.common.unsupported import Refused
+from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.ir.keras_graph import LayerOutput, Network
 from compress.model.tflite.float_graph import Plain
 from compress.model.tflite.graph import NONE, Operator
@@ -74,7 +83,6 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
     """A network under construction from a TFLite graph.
 
     Attributes:
-        plain: the graph.
         batch: first dimension of its inputs.
         values: how the network holds each tensor of the graph, by index.
     """
@@ -98,12 +106,7 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
 
 @dataclass(frozen=True)
 class TfliteCall(NetworkCall[TfliteValue]):
-    """One operator, with the inputs and outputs of its import rule.
-
-    Attributes:
-        builder: the network under construction.
-        operator: the operator.
-    """
+    """One operator, with the inputs and outputs of its import rule."""
 
     builder: TfliteNetworkBuilder
     operator: Operator
@@ -183,11 +186,6 @@ class TfliteCall(NetworkCall[TfliteValue]):
             )
         return value
 
-    @property
-    def network_builder(self) -> TfliteNetworkBuilder:
-        """The network under construction."""
-        return self.builder
-
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output; that of an output belongs to the fused activation."""
         is_before = self.option("fusedActivationFunction") and self.output.index in self.builder.plain.graph.outputs
@@ -261,16 +259,14 @@ def reshaped(
     return call.layer("Reshape", {"target_shape": list(like.network_shape)}, [value], like)
 
 
-Rule = Callable[[TfliteCall], TfliteValue]
+Rule = Callable[[TfliteCall], TfliteValue | list[TfliteValue]]
 
 
-def build_network(
-    plain: Plain, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
-) -> TfliteNetwork:
+def build_network(plain: Plain, rules: Mapping[str, Rule]) -> TfliteNetwork:
     """Convert a graph to a network; operators without a rule become `problems`.
 
     Raises:
-        ModelError: its inputs or outputs are invalid.
+        ModelError: the inputs or outputs of the graph are invalid.
     """
     graph = plain.graph
     builder = TfliteNetworkBuilder(plain, _batch(plain))
@@ -283,7 +279,8 @@ def build_network(
         except NOT_MADE as error:
             output_name = graph.output_tensors(operator)[0].name[:80] if operator.outputs else ""
             problems.append(Refused(f"operator {number}, {output_name}", operator.name, str(error)))
-            outputs = _unknown(builder, operator)
+            stored = graph.output_tensors(operator)  # placeholders, so that later operators are checked too
+            outputs = [TfliteValue(UNKNOWN, tensor.shape, tensor.shape[:1] != (builder.batch,)) for tensor in stored]
         builder.values.update(zip(operator.outputs, outputs, strict=False))
     if not graph.outputs:
         raise ModelError("it has no outputs")
@@ -298,11 +295,7 @@ def build_network(
 
 
 def _batch(plain: Plain) -> int:
-    """Return the first dimension of all inputs.
-
-    Raises:
-        ModelError: an input is not float, has no batch, or has a different one.
-    """
+    """Return the first dimension of all inputs."""
     stored = [plain.graph.tensors[index] for index in plain.graph.inputs]
     for tensor in stored:
         if tensor.dtype != "FLOAT32" or len(tensor.shape) < 2 or tensor.is_constant or 0 in tensor.shape:
@@ -315,13 +308,10 @@ def _batch(plain: Plain) -> int:
     return batches.pop()
 
 
-def _import_operator(
-    call: TfliteCall, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
-) -> list[TfliteValue]:
-    """Apply the rule for an operator; return a value for each of its outputs."""
+def _import_operator(call: TfliteCall, rules: Mapping[str, Rule]) -> list[TfliteValue]:
     operator = call.operator
     if operator.custom or operator.name not in rules:
-        raise NotImportedError("it is a custom operator" if operator.custom else "Keras has no layer for it")
+        raise NotImportedError("it is a custom operator" if operator.custom else NO_LAYER)
     stored = call.builder.plain.graph.output_tensors(operator)
     if not stored:
         raise NotImportedError("it has no output")
@@ -333,9 +323,3 @@ def _import_operator(
         computed = ", ".join(str(list(value.shape)) for value in values)
         raise NotImportedError(f"it computes {computed}, but the file has {[list(tensor.shape) for tensor in stored]}")
     return values
-
-
-def _unknown(builder: TfliteNetworkBuilder, operator: Operator) -> list[TfliteValue]:
-    """Return placeholders for the outputs of an unsupported operator, so that later operators are checked too."""
-    stored = builder.plain.graph.output_tensors(operator)
-    return [TfliteValue(UNKNOWN, tensor.shape, tensor.shape[:1] != (builder.batch,)) for tensor in stored]

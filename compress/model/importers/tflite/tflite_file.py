@@ -7,7 +7,7 @@ those of the file in the TFLite runtime. A quantized file is rebuilt with the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.importers.common import verification
-from compress.model.importers.common.layer_calls import NOT_MADE
+from compress.model.importers.common import guarded_calls, verification
+from compress.model.importers.common.graph_builder import NOT_MADE
 from compress.model.importers.common.unsupported import Refused, unsupported
-from compress.model.importers.common.verification import TOLERANCE, Arrays, Parity, Runs
+from compress.model.importers.common.verification import Arrays, Parity, Runs
 from compress.model.importers.tflite.network import TfliteNetwork, build_network
 from compress.model.importers.tflite.ops.layers import RULES
 from compress.model.ir import keras_graph as networks
-from compress.model.ir.keras_graph import LayerOutput, tensors_in
+from compress.model.ir.keras_graph import tensors_in
 from compress.model.tflite import comparison, dequantization, detection_postprocess, dilation, float_graph, graph
 from compress.model.tflite.dequantization import Dequantized, InputRange
 from compress.model.tflite.detection_postprocess import PostProcess
@@ -69,8 +69,6 @@ class TfliteFile:
     """A parsed .tflite file.
 
     Attributes:
-        path: the file.
-        graph: the parsed graph.
         plain: the float graph in its plain form, the reference for the rebuilt model; None if the file is quantized.
         imported: the network made from `plain`; None if the file is quantized.
         postprocess: the TFLite_Detection_PostProcess at its end; None without one. In `plain`, operators decode the
@@ -97,7 +95,10 @@ class TfliteFile:
         if self.imported is None:
             return ()
         taken = [self.postprocess.note] if self.postprocess else []
-        ranges = [] if self.dequantized is None else map(_range_note, self.dequantized.ranges)
+        ranges = [
+            f"the input {real.name!r} has values from {real.low:.4g} to {real.high:.4g} in steps of {real.step:.4g}"
+            for real in (self.dequantized.ranges if self.dequantized else ())
+        ]
         return (*taken, *ranges, *self.imported.plain.notes)
 
     @property
@@ -121,13 +122,16 @@ def read(path: Path) -> TfliteFile:
     postprocess = detection_postprocess.read(parsed, str(path))
     if not float_graph.is_float(parsed):
         return TfliteFile(path, parsed, postprocess=postprocess)
-    try:
-        named = _with_signature_names(parsed)
-        plain = float_graph.plain(named if postprocess is None else detection_postprocess.decoded(named, postprocess))
+    with guarded_calls.located(path):
+        plain = _plain(_with_signature_names(parsed), postprocess)
         return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES), postprocess)
-    except ModelError as error:
-        error.where = str(path)
-        raise
+
+
+def _plain(float_file: Graph, postprocess: PostProcess | None) -> Plain:
+    """Return a float graph in its plain form, in which operators decode the boxes of a detector."""
+    return float_graph.plain(
+        float_file if postprocess is None else detection_postprocess.decoded(float_file, postprocess)
+    )
 
 
 def _with_signature_names(parsed: Graph) -> Graph:
@@ -150,16 +154,11 @@ def in_float(file: TfliteFile) -> TfliteFile:
     """
     if file.plain is not None:
         return file
-    try:
+    with guarded_calls.located(file.path):
         both = dequantization.dequantize(_with_signature_names(file.graph))
         postprocess = detection_postprocess.read(both.graph)
-        plain = float_graph.plain(
-            both.graph if postprocess is None else detection_postprocess.decoded(both.graph, postprocess)
-        )
+        plain = _plain(both.graph, postprocess)
         imported = build_network(_with_dilated_convolutions(plain), RULES)
-    except ModelError as error:
-        error.where = str(file.path)
-        raise
     return replace(file, plain=plain, imported=imported, postprocess=postprocess, dequantized=both)
 
 
@@ -210,14 +209,16 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
     shapes = [imported.plain.graph.tensors[index].shape for index in imported.plain.graph.inputs]
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
     runs = [list(map(_numbers, inputs, file.plain.input_dtypes)) for inputs in runs]
-    try:
+    with guarded_calls.located(file.path):
         model = verification.build_model(network)
         parity, exceeding = _compare(model, _reference(file, file.plain), runs, len(runs) * file.batch)
-    except ModelError as error:
-        error.where = str(file.path)
-        raise
     if exceeding:
-        raise verification.too_different(parity, str(file.path), _first_difference(imported, exceeding))
+        operators = (
+            (float_graph.operator_title(operator, number, imported.plain.graph), operator.outputs)
+            for operator, number in zip(imported.plain.graph.operators, imported.plain.numbers, strict=True)
+        )
+        first = verification.first_difference(operators, _intermediate_differences(imported, exceeding))
+        raise verification.too_different(parity, str(file.path), first)
     return model, parity
 
 
@@ -266,11 +267,8 @@ def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Ro
             allowed=f"{LARGEST_STEPS:g}, as by rounding",
             hint="please report it, with the file",
         )
-    largest, mean = (
-        (0.0, 0.0)
-        if worst is None
-        else (worst.largest, float(np.mean([difference.mean for difference in differences])))
-    )
+    largest = 0.0 if worst is None else worst.largest
+    mean = float(np.mean([difference.mean for difference in differences])) if differences else 0.0
     return Rounding(len(differences), largest, mean, both.activations, both.ranges)
 
 
@@ -280,12 +278,6 @@ def _codes(batch: NDArray[np.float32], original: Graph) -> NDArray[Any]:
     if dequantization.is_quantized(tensor):
         return dequantization.codes(batch, tensor)
     return batch.astype(graph.DTYPES[tensor.dtype])
-
-
-def _range_note(values: InputRange) -> str:
-    return (
-        f"the input {values.name!r} has values from {values.low:.4g} to {values.high:.4g} in steps of {values.step:.4g}"
-    )
 
 
 def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None) -> list[list[NDArray[np.float32]]]:
@@ -298,7 +290,7 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
 
 
 def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Parity, list[Arrays]]:
-    """Compare the outputs of the model with those of the file; return the inputs with too large differences, too."""
+    """Compare the outputs of the model with those of the file; return also the inputs of runs that differ too much."""
     runner = comparison.Runner(original)
     dtypes = [graph.DTYPES[original.tensors[index].dtype] for index in original.inputs]
 
@@ -322,20 +314,10 @@ def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:
     return [np.asarray(output).reshape(-1) for output in outputs]
 
 
-def _first_difference(imported: TfliteNetwork, runs: Runs) -> str:
-    """Return the first operator whose result differs, with its number in the file."""
-    graph = imported.plain.graph
-    largest = _intermediate_differences(imported, runs)
-    for operator, number in zip(graph.operators, imported.plain.numbers, strict=True):
-        relative = max((largest.get(index, 0.0) for index in operator.outputs), default=0.0)
-        if relative > TOLERANCE:
-            return f"{float_graph.operator_title(operator, number, graph)}, by {relative:.2g}"
-    return "no operator alone"
-
-
 def _intermediate_differences(imported: TfliteNetwork, runs: Runs) -> dict[int, float]:
     """Return the largest relative difference of every intermediate tensor, by its index in the file."""
-    observed = _observed_tensors(imported)
+    outputs = [index for operator in imported.plain.graph.operators for index in operator.outputs]
+    observed = {index: imported.values[index].tensor for index in outputs if index in imported.values}
     model = networks.build(networks.subnetwork(imported.network, list(observed.values())))
     runner = comparison.Runner(imported.plain.graph, keep=True)
     largest = dict.fromkeys(observed, 0.0)
@@ -346,9 +328,3 @@ def _intermediate_differences(imported: TfliteNetwork, runs: Runs) -> dict[int, 
             relative = verification.compare_output(reference.reshape(-1), array.reshape(-1)).relative
             largest[index] = max(largest[index], relative)
     return largest
-
-
-def _observed_tensors(imported: TfliteNetwork) -> Mapping[int, LayerOutput]:
-    """Return the network's tensor for each operator output that the network computes."""
-    outputs = [index for operator in imported.plain.graph.operators for index in operator.outputs]
-    return {index: imported.values[index].tensor for index in outputs if index in imported.values}

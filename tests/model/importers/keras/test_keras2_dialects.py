@@ -50,34 +50,28 @@ def listed(config: Any) -> Any:
     return {"class_name": "Sequential", "config": config["config"]["layers"][1:]}
 
 
-def layer_settings(**changes: Any) -> Edit:
-    """Return an edit that changes settings of layers by name."""
+def of_layers(change: Callable[[Any, str], Any]) -> Edit:
+    """Return an edit that changes each layer, which it gets with the name of the layer."""
 
     def edit(config: Any) -> Any:
         for layer in config["config"]["layers"]:
-            layer["config"] |= changes.get(layer["config"]["name"], {})
+            change(layer, layer["config"]["name"])
         return config
 
     return edit
+
+
+def layer_settings(**changes: Any) -> Edit:
+    """Return an edit that changes settings of layers by name."""
+    return of_layers(lambda layer, name: layer["config"].update(changes.get(name, {})))
 
 
 def without(**removed: str) -> Edit:
-    def edit(config: Any) -> Any:
-        for layer in config["config"]["layers"]:
-            for key in removed.get(layer["config"]["name"], "").split():
-                layer["config"].pop(key, None)
-        return config
-
-    return edit
+    return of_layers(lambda layer, name: [layer["config"].pop(key, None) for key in removed.get(name, "").split()])
 
 
 def renamed(old: str, new: str) -> Edit:
-    def edit(config: Any) -> Any:
-        for layer in config["config"]["layers"]:
-            layer["class_name"] = new if layer["class_name"] == old else layer["class_name"]
-        return config
-
-    return edit
+    return of_layers(lambda layer, _: layer.update(class_name=layer["class_name"].replace(old, new)))
 
 
 def array(value: float) -> Any:

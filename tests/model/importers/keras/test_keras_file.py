@@ -94,13 +94,7 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scan_of_an_archive(tmp_path: Path) -> None:
     scan_result = scan(archive(tmp_path / "m.keras"))
-    assert (scan_result.format, scan_result.keras_version, scan_result.untrusted, scan_result.unsupported) == (
-        "keras",
-        "3.15.1",
-        (),
-        (),
-    )
-    assert scan_result.config == PLAIN
+    assert scan_result == keras_file.Scan("keras", "3.15.1", PLAIN, (), ())
     assert not scan_result.from_keras2
 
 
@@ -247,18 +241,16 @@ def patched(path: Path, offset: int, layout: str, value: int) -> Path:
     """Change a field of the last entry in a zip archive's central directory."""
     content = bytearray(path.read_bytes())
     struct.pack_into(layout, content, content.rindex(b"PK\x01\x02") + offset, value)
-    path.write_bytes(content)
-    return path
-
-
-def cut(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
+    return written(path, content)
 
 
 def written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def cut(path: Path) -> Path:
+    return written(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
 def corrupted(path: Path) -> Path:
@@ -334,8 +326,7 @@ def test_broken_and_hostile_archives(tmp_path: Path, case: str) -> None:
 
 def test_hdf5_with_weights_only(tmp_path: Path) -> None:
     path = tmp_path / "m.weights.h5"
-    path.write_bytes(weights())
-    assert "has weights only, no architecture" in message(path)
+    assert "has weights only, no architecture" in message(written(path, weights()))
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = ["dense"]
     assert "has weights only, no architecture" in message(path)

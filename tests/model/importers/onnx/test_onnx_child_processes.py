@@ -7,9 +7,8 @@ import resource
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from one_node import Model, node, whole
 
 from compress.core import sandbox
 from compress.core.errors import StageError
@@ -18,17 +17,8 @@ from compress.model.importers.onnx import child_processes
 
 def expanded(size: int) -> bytes:
     """Return a model whose output is its input repeated `size` times."""
-    shape = numpy_helper.from_array(np.array([size], np.int64), "shape")
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Expand", ["x", "shape"], ["y"])],
-        "graph",
-        [value("x", TensorProto.FLOAT, [1])],
-        [value("y", TensorProto.FLOAT, None)],
-        [shape],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return bytes(model.SerializeToString())
+    nodes = [node("Expand", ["x", whole(size)], ["y"])]
+    return bytes(Model(nodes, {"x": (1,)}, ["y"], 13).proto().SerializeToString())
 
 
 FEED = [{"x": np.ones(1, np.float32)}]
@@ -45,7 +35,7 @@ def test_a_model_over_the_memory_limit() -> None:
 
 def test_the_parent_has_no_limit(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    onnx.save(onnx.load_from_string(expanded(3)), tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").write_bytes(expanded(3))
     child_processes.check_readable(tmp_path / "model.onnx", {})
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 

@@ -24,8 +24,10 @@ IMAGE = ("N", 4, 8, 8)
 CONV = node("Conv", ["x", floats(6, 4, 3, 3), floats(6)], ["c"], pads=[1] * 4)
 
 
-def info(name: str, *sides: int) -> Any:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sides)
+def relu_of(name: str) -> Any:
+    """Return a graph inside an operator, which takes a tensor of the outer graph."""
+    output = helper.make_tensor_value_info("r", TensorProto.FLOAT, (1, 6, 8, 8))
+    return helper.make_graph([helper.make_node("Relu", [name], ["r"])], "branch", [], [output])
 
 
 def kinds(path: Path) -> list[str]:
@@ -115,21 +117,19 @@ def test_a_batch_may_be_stored_as_a_number_that_is_none(side: int, saved_onnx: S
 
 
 def test_what_no_output_hangs_on_is_left_out(saved_onnx: Saved) -> None:
-    branch = helper.make_graph([helper.make_node("Relu", ["kept"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    branch = relu_of("kept")
     dead = [
         node("Identity", ["c"], ["kept"]),
         node("Einsum", ["kept"], ["e"], equation="bchw->bhwc"),
         node("TopK", ["e", "one"], ["largest", "places"]),
         node("If", [constant(np.array(True))], ["either"], then_branch=branch, else_branch=branch),
     ]
-    assert kinds(saved_onnx(Model([CONV, *dead, node("Relu", ["c"], ["y"])], {"x": IMAGE}, ["y"]))) == [
-        "Conv2D",
-        "Activation",
-    ]
+    path = saved_onnx(Model([CONV, *dead, node("Relu", ["c"], ["y"])], {"x": IMAGE}, ["y"]))
+    assert kinds(path) == ["Conv2D", "Activation"]
 
 
 def test_what_an_inner_graph_takes_is_kept(saved_onnx: Saved) -> None:
-    branch = helper.make_graph([helper.make_node("Relu", ["kept"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    branch = relu_of("kept")
     nodes = [
         CONV,
         node("Identity", ["c"], ["kept"]),
@@ -187,7 +187,7 @@ def test_a_shape_that_is_not_that_of_the_file(name: str, sides: list[int], says:
 
 
 def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_onnx: Saved) -> None:
-    branch = helper.make_graph([helper.make_node("Relu", ["c"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    branch = relu_of("c")
     nodes = [
         CONV,
         node("Einsum", ["c"], ["e"], equation="bchw->bhwc"),
@@ -197,36 +197,28 @@ def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_on
         node("Add", ["i", "largest"], ["y"]),
     ]
     listed = [("e", "Einsum"), ("i", "If"), ("largest", "TopK")]
-    file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"])))
-    assert [(problem.node, problem.operator) for problem in file.problems] == listed
-    file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
-    assert [(problem.node, problem.operator) for problem in file.problems] == listed
-    del nodes[3]
-    nodes[-1] = node("Relu", ["largest"], ["y"])
-    file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
-    assert [(problem.node, problem.operator) for problem in file.problems] == [listed[0], listed[2]]
+    without_if = [*nodes[:3], nodes[4], node("Relu", ["largest"], ["y"])]
+    shape = ("N", 4, "h", "w")
+    for kept, sides, expected in (nodes, IMAGE, listed), (nodes, shape, listed), (without_if, shape, listed[::2]):
+        file = onnx_file.read(saved_onnx(Model(kept, {"x": sides}, ["y"])))
+        assert [(problem.node, problem.operator) for problem in file.problems] == expected
 
 
 # --- files that onnx's checker refuses and onnxruntime accepts --------------------------------
 
 
-def without_shapes(proto: Any) -> None:
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "no shape": lambda proto: proto.graph.output[0].type.tensor_type.ClearField("shape"),
+    "no type": lambda proto: proto.graph.output[0].ClearField("type"),
+    "old": lambda proto: setattr(proto, "ir_version", 3),
+}
 
 
-def without_types(proto: Any) -> None:
-    proto.graph.output[0].ClearField("type")
-
-
-def old(proto: Any) -> None:
-    proto.ir_version = 3
-
-
-@pytest.mark.parametrize("change", [without_shapes, without_types, old])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, tmp_path: Path) -> None:
+def test_what_only_the_checker_minds(change: str, batch: int, tmp_path: Path) -> None:
     proto = Model([CONV], {"x": (batch, 4, 8, 8)}, ["c"], 9).proto()
-    change(proto)
+    CHANGES[change](proto)
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
     assert kinds(tmp_path / "model.onnx") == ["Conv2D"]
     notes = onnx_file.read(tmp_path / "model.onnx").notes
@@ -259,22 +251,12 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
     ),
     "another product by a sixth": (
         9,
-        [
-            *PLUS,
-            node("Relu", ["c"], ["r"]),
-            node("Mul", ["r", "k"], ["m"]),
-            node("Div", ["m", number(6)], ["y"]),
-        ],
+        [*PLUS, node("Relu", ["c"], ["r"]), node("Mul", ["r", "k"], ["m"]), node("Div", ["m", number(6)], ["y"])],
         ["Conv2D", "Add", "Activation", "Activation", "Multiply", "Divide"],
     ),
     "a square by a sixth": (
         9,
-        [
-            *PLUS,
-            node("Mul", ["k", "k"], ["m"]),
-            node("Div", ["m", number(6)], ["d"]),
-            node("Add", ["d", "c"], ["y"]),
-        ],
+        [*PLUS, node("Mul", ["k", "k"], ["m"]), node("Div", ["m", number(6)], ["d"]), node("Add", ["d", "c"], ["y"])],
         ["Conv2D", "Add", "Activation", "Multiply", "Divide", "Add"],
     ),
     "hard sigmoid": (

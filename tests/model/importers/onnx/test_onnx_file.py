@@ -45,11 +45,7 @@ SWISH = [
     node("Mul", ["c", "s2"], ["s3"]),
     node("Div", ["s3", number(6)], ["y"]),
 ]
-ERF = [
-    node("Div", ["c", number(2**0.5)], ["e1"]),
-    node("Erf", ["e1"], ["e2"]),
-    node("Add", ["e2", number(1)], ["e3"]),
-]
+ERF = [node("Div", ["c", number(2**0.5)], ["e1"]), node("Erf", ["e1"], ["e2"]), node("Add", ["e2", number(1)], ["e3"])]
 GATE = [
     node("GlobalAveragePool", ["c"], ["g1"]),
     node("Conv", ["g1", floats(2, 6, 1, 1), floats(2)], ["g2"]),
@@ -296,13 +292,7 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
         ),
         (node("SequenceConstruct", ["x"], ["y"]), "it works on sequences of tensors"),
         (
-            node(
-                "If",
-                ["x"],
-                ["y"],
-                then_branch=helper.make_graph([], "t", [], []),
-                else_branch=helper.make_graph([], "e", [], []),
-            ),
+            node("If", ["x"], ["y"], then_branch=NOTHING, else_branch=NOTHING),
             "it is control flow that depends on the data",
         ),
     ],
@@ -390,8 +380,16 @@ def external(location: str, **more: str) -> Callable[[Any], None]:
     return change
 
 
-def doubled(proto: Any) -> None:
-    proto.graph.node.append(helper.make_node("Relu", ["c"], ["r"], "again"))
+def assigned(find: Callable[[Any], Any], name: str, value: Any) -> Callable[[Any], None]:
+    return lambda proto: setattr(find(proto), name, value)
+
+
+def height(proto: Any) -> Any:
+    return proto.graph.input[0].type.tensor_type.shape.dim[2]
+
+
+def opset(version: int) -> Callable[[Any], None]:
+    return assigned(lambda proto: proto.opset_import[0], "version", version)
 
 
 def circle(proto: Any) -> None:
@@ -402,21 +400,6 @@ def absurd(proto: Any) -> None:
     proto.graph.initializer[0].dims[0] = 2**40
 
 
-def opset(version: int) -> Callable[[Any], None]:
-    def change(proto: Any) -> None:
-        proto.opset_import[0].version = version
-
-    return change
-
-
-def wide(proto: Any) -> None:
-    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 2**30
-
-
-def unknown(proto: Any) -> None:
-    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
-
-
 def recursive(proto: Any) -> None:
     proto.functions.append(
         helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("F", ["a"], ["b"], domain="own")], [])
@@ -424,28 +407,28 @@ def recursive(proto: Any) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cut off": (
-        lambda proto: proto.SerializeToString()[:300],
-        "it is truncated|it has no operators",
-    ),
+    "cut off": (lambda proto: proto.SerializeToString()[:300], "it is truncated|it has no operators"),
     "text": (lambda proto: b"this is no model" * 9, "it is not an ONNX model"),
     "empty": (lambda proto: b"", "it is not an ONNX model"),
     "zip": (lambda proto: b"PK\x03\x04" + bytes(100), "it is not an ONNX model"),
     "opset 6": (opset(6), "uses opset 6; allowed: 7 to 23"),
     "opset 99": (opset(99), "uses opset 99; allowed: 7 to 23"),
-    "twice": (doubled, "two operators compute 'r'"),
+    "twice": (
+        lambda proto: proto.graph.node.append(helper.make_node("Relu", ["c"], ["r"], "again")),
+        "two operators compute 'r'",
+    ),
     "circle": (circle, "Conv 'c' depends on its own result"),
     "absurd": (absurd, "'c_1' has the shape .*1099511627776"),
-    "wide": (wide, "has the shape .*1073741824"),
+    "wide": (assigned(height, "dim_value", 2**30), "has the shape .*1073741824"),
     "stride 0": (attribute(0, "strides", [0, 0]), r"Conv 'c' has strides \[0, 0\]; allowed: 1 to"),
     "group 0": (attribute(0, "group", 0), r"Conv 'c' has group \[0\]"),
     "no window": (attribute(2, "kernel_shape", [2**40, 1]), "MaxPool 'y' has kernel_shape"),
-    "not fixed": (unknown, "its input 'x' has open dimensions: .*'height'.*--shape x=1,4,320,8$"),
-    "recursion": (recursive, "its function 'F' calls itself"),
-    "elsewhere": (
-        external("../secret.bin"),
-        "is stored in '../secret.bin'; allowed: a file in the model's folder",
+    "not fixed": (
+        assigned(height, "dim_param", "height"),
+        "its input 'x' has open dimensions: .*'height'.*--shape x=1,4,320,8$",
     ),
+    "recursion": (recursive, "its function 'F' calls itself"),
+    "elsewhere": (external("../secret.bin"), "is stored in '../secret.bin'; allowed: a file in the model's folder"),
     "absolute": (external("/etc/passwd"), "'c_1' is stored in '/etc/passwd'; allowed"),
     "by a link": (external("link.bin"), "'c_1' is stored in 'link.bin'; allowed"),
     "missing": (external("weights.bin"), "'c_1' is stored in 'weights.bin'; allowed"),

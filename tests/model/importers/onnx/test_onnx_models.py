@@ -73,11 +73,4 @@ def test_channels_of_a_mobilenet_can_be_followed(real_model: Callable[[str], Pat
 def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[str], Path]) -> None:
     model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
     counts = Counter(operator.name for operator in graph.parse(export.convert_float(model)).operators)
-    assert counts == {
-        "CONV_2D": 35,
-        "DEPTHWISE_CONV_2D": 17,
-        "ADD": 10,
-        "MEAN": 1,
-        "FULLY_CONNECTED": 1,
-        "SOFTMAX": 1,
-    }
+    assert counts == {"CONV_2D": 35, "DEPTHWISE_CONV_2D": 17, "ADD": 10, "MEAN": 1, "FULLY_CONNECTED": 1, "SOFTMAX": 1}

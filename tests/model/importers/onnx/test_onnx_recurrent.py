@@ -82,15 +82,18 @@ def test_states_may_be_constants(tmp_path: Path, directions: int) -> None:
     assert "Dense" not in kinds
 
 
-@pytest.mark.parametrize("reset_after", [0, 1])
-def test_a_gru_may_reset_before_or_after_the_product(tmp_path: Path, reset_after: int) -> None:
-    imported(saved(tmp_path, recurrent("GRU", linear_before_reset=reset_after), ["y", "h"]))
-
-
-@pytest.mark.parametrize("function", ["Relu", "HardSigmoid", "Softsign"])
-def test_other_activation_functions(tmp_path: Path, function: str) -> None:
-    activations = [function, "Tanh"] if function == "HardSigmoid" else ["Sigmoid", function]
-    imported(saved(tmp_path, recurrent("GRU", activations=activations), ["y"]))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"linear_before_reset": 0},
+        {"linear_before_reset": 1},
+        {"activations": ["Sigmoid", "Relu"]},
+        {"activations": ["HardSigmoid", "Tanh"]},
+        {"activations": ["Sigmoid", "Softsign"]},
+    ],
+)
+def test_settings_of_a_gru(tmp_path: Path, settings: dict[str, Any]) -> None:
+    imported(saved(tmp_path, recurrent("GRU", **settings), ["y", "h"]))
 
 
 def test_a_model_of_one_time_step_with_its_states_in_one_tensor(tmp_path: Path) -> None:

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from compress.model.importers import model_file
 from compress.model.importers.onnx import onnx_model
 from compress.model.importers.onnx.selection import without_selection
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-
 
 def detector(path: Path, end: str) -> Path:
     """A convolution, its 6 channels as boxes [1, 16, 4] and scores [1, 2, 16], and a selection."""
-    from onnx import TensorProto, helper, numpy_helper
-
     random = np.random.default_rng(0)
     constants = {
         "kernel": random.normal(size=(6, 3, 2, 2)).astype(np.float32),
@@ -92,31 +90,24 @@ def detector(path: Path, end: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("end", "shown"), [("suppression", "overlap 0.45, least score 0.25"), ("best", "overlap 0.45")]
+    ("end", "scores", "removed"),
+    [
+        ("suppression", "scores", "NonMaxSuppression (overlap 0.45, least score 0.25)"),
+        ("best", "scores", "NonMaxSuppression (overlap 0.45)"),
+        ("top", "rows of scores", "TopK"),
+        ("peaks", "heat", "TopK"),  # the search for the peaks of a map is part of the selection
+    ],
 )
-def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(tmp_path: Path, end: str, shown: str) -> None:
+def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(
+    tmp_path: Path, end: str, scores: str, removed: str
+) -> None:
     model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", end))
-    assert [output.name for output in model.graph.output] == ["boxes", "scores"]
+    assert [output.name for output in model.graph.output] == ["boxes", scores]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
-    assert notes == (f"its NonMaxSuppression ({shown}) is taken off: the device selects the objects",)
-
-
-def test_the_best_boxes_of_a_detector_without_suppression_are_left_to_the_device(tmp_path: Path) -> None:
-    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "top"))
-    assert [output.name for output in model.graph.output] == ["boxes", "rows of scores"]
-    assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
-    assert notes == ("its TopK is taken off: the device selects the objects",)
-
-
-def test_the_search_for_the_peaks_of_a_map_is_part_of_the_selection(tmp_path: Path) -> None:
-    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "peaks"))
-    assert [output.name for output in model.graph.output] == ["boxes", "heat"]
-    assert notes == ("its TopK is taken off: the device selects the objects",)
+    assert notes == (f"its {removed} is taken off: the device selects the objects",)
 
 
 def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
-    from onnx import TensorProto, helper
-
     classes = [
         helper.make_node("Softmax", ["x"], ["scores"]),
         helper.make_node("TopK", ["scores", "k"], ["values", "places"]),
@@ -151,7 +142,7 @@ def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
     model = onnx.load(path)
     del model.graph.node[7:]
     del model.graph.output[:]
-    model.graph.output.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, None))
+    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, None))
     path.write_bytes(model.SerializeToString())
     read, notes = onnx_model.read(path)
     assert [output.name for output in read.graph.output] == ["label"]
@@ -162,8 +153,8 @@ def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Pa
     path = detector(tmp_path / "detector.onnx", "suppression")
     model = onnx.load(path)
     attention = [
-        onnx.helper.make_node("ReduceMax", ["image"], ["largest"], axes=[1], keepdims=1),
-        onnx.helper.make_node("Mul", ["image", "largest"], ["weighted"]),
+        helper.make_node("ReduceMax", ["image"], ["largest"], axes=[1], keepdims=1),
+        helper.make_node("Mul", ["image", "largest"], ["weighted"]),
     ]
     model.graph.node[0].input[0] = "weighted"
     rest = [*model.graph.node]
@@ -176,8 +167,6 @@ def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Pa
 
 
 def test_a_suppression_of_the_inputs_stays(tmp_path: Path) -> None:
-    from onnx import TensorProto, helper
-
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4]) for name in ("boxes", "scores")]
     outputs = [helper.make_tensor_value_info("found", TensorProto.INT64, None)]
     node = helper.make_node("NonMaxSuppression", ["boxes", "scores"], ["found"])

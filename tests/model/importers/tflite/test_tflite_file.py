@@ -57,6 +57,12 @@ def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
         return bytes(converter.convert())
 
 
+def difference(model: Any, other: Any) -> float:
+    """Return the relative difference of the outputs for seven samples, which are more than the batch of the file."""
+    samples = np.random.default_rng(1).random((7, *model.input_shape[1:]), np.float32)
+    return verification.compare_output(np.asarray(model(samples)), np.asarray(other(samples))).relative
+
+
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 @pytest.mark.essential
 def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builder, written: Written) -> None:
@@ -64,8 +70,7 @@ def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builde
     path = written(export.convert_float(model))
     imported_model, parity = tflite_file.load(tflite_file.read(path))
     assert parity.max_rel < EXACT
-    samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the batch of the file
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < EXACT
+    assert difference(model, imported_model) < EXACT
     assert imported_model.count_params() >= 0.9 * sum(np.prod(w.shape) for w in model.weights if "moving" not in w.path)
     assert all(weight.trainable for weight in imported_model.weights)
 
@@ -116,8 +121,7 @@ def test_dilated_convolutions_stay_one_layer_each(keras: Any, written: Written, 
     assert parity.max_rel < EXACT
     kinds = [type(layer).__name__ for layer in imported_model.layers]
     assert kinds.count("Conv2D") == 2
-    samples = np.random.default_rng(1).random((3, *model.input_shape[1:]), np.float32)
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < EXACT
+    assert difference(model, imported_model) < EXACT
 
 
 @pytest.mark.parametrize(("types", "dtype"), [(["float16"], "FLOAT16"), ([], "INT8")])
@@ -136,8 +140,7 @@ def test_weights_stored_in_fewer_bits_are_taken_as_floats(
     assert any(f"of {dtype} are taken as float32" in note for note in file.notes)
     imported_model, parity = tflite_file.load(file)
     assert parity.max_rel < EXACT
-    samples = np.random.default_rng(1).random((7, 8, 8, 8), np.float32)
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < 0.02
+    assert difference(model, imported_model) < 0.02
     assert "DEQUANTIZE" not in {operator.name for operator in file.imported.plain.graph.operators}  # type: ignore[union-attr]
 
 
@@ -151,13 +154,10 @@ def test_several_inputs_and_outputs(keras: Any, written: Written) -> None:
     assert (len(imported_model.inputs), len(imported_model.outputs)) == (2, 2)
 
 
-def test_a_quantized_file_is_none_to_rebuild(written: Written) -> None:
+def test_a_float_file_is_rebuilt_and_compared_on_real_samples(keras: Any, written: Written) -> None:
     assert tflite_file.read(written(tiny.classifier())).imported is None
-    assert tflite_file.read(written(tiny.classifier(int8=False))).problems == ()
-
-
-def test_real_samples_are_compared_too(keras: Any, written: Written) -> None:
     file = tflite_file.read(written(tiny.classifier(int8=False)))
+    assert file.problems == ()
     samples = np.random.default_rng(0).random((5, 4, 4, 1), np.float32)
     assert tflite_file.load(file, samples)[1].max_rel < EXACT
 
@@ -299,8 +299,7 @@ def test_integers_that_the_model_casts_itself(dtype: str, written: Written) -> N
 
 
 def test_a_float_file_is_compared_with_itself_not_with_its_plain_form(written: Written) -> None:
-    path = written(content(*fully_connected()))
-    file = tflite_file.read(path)
+    file = tflite_file.read(written(content(*fully_connected())))
     assert file.plain is not None
     assert tflite_file._reference(file, file.plain) is file.graph
 
@@ -331,11 +330,10 @@ def test_outputs_have_the_names_of_the_signature(written: Written) -> None:
         signature.outputs.append(entry)
     parsed.source.signatureDefs = [signature]
     path = written(graph.serialize(parsed))
-    assert [tensor.name for tensor in LoadedModel(path, reproducible=True).output_tensors] == [
-        *("output_2", "output_1", "output_10")
-    ]
+    expected = ["output_2", "output_1", "output_10"]
+    assert [tensor.name for tensor in LoadedModel(path, reproducible=True).output_tensors] == expected
     imported = model_file.load(model_file.read(path)).model
-    assert imported.output_names == ["output_2", "output_1", "output_10"]
+    assert imported.output_names == expected
     x = np.array([[-2, -1, 0, 1]], np.float32)
     np.testing.assert_allclose(np.asarray(imported(x)[2]), np.tanh(x), atol=1e-6)
 

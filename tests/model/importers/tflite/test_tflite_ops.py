@@ -50,6 +50,10 @@ PADS = Tensor((4, 2), "INT32", [[0, 0], [1, 2], [0, 3], [0, 0]], ())
 Case = tuple[str, Sequence[Tensor | None], Tensor, dict[str, Any], list[str]]
 CONV = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
 POOL = {"strideH": 2, "strideW": 1, "filterHeight": 3, "filterWidth": 2}
+COMPARISONS = ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"]
+UNARY = dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "ELU", "HARD_SWISH", "LOG_SOFTMAX"), "Activation")
+UNARY |= {name: name.title() for name in ("EXP", "LOG", "SQRT", "RSQRT", "SIN", "COS", "FLOOR", "CEIL", "SIGN")}
+UNARY |= {"RELU_N1_TO_1": "Clip", "RELU_0_TO_1": "Clip", "ABS": "Absolute", "NEG": "Multiply", "SQUARE": "Multiply"}
 CASES: list[Case] = [
     ("CONV_2D", (IMAGE, constant(5, 3, 3, 4), constant(5)), computed(1, 8, 6, 5), CONV, ["Conv2D"]),
     (
@@ -115,32 +119,7 @@ CASES: list[Case] = [
     ("MINIMUM", (IMAGE, constant(1)), IMAGE, {}, ["Minimum"]),
     ("SQUARED_DIFFERENCE", (IMAGE, IMAGE), IMAGE, {}, ["Subtract", "Multiply"]),
     ("POW", (IMAGE, Tensor((), "FLOAT32", 2.0)), IMAGE, {}, ["Power"]),
-    *(
-        (name, (ROWS,), ROWS, {}, [kind])
-        for name, kind in {
-            "RELU": "Activation",
-            "RELU6": "Activation",
-            "RELU_N1_TO_1": "Clip",
-            "RELU_0_TO_1": "Clip",
-            "LOGISTIC": "Activation",
-            "TANH": "Activation",
-            "ELU": "Activation",
-            "HARD_SWISH": "Activation",
-            "LOG_SOFTMAX": "Activation",
-            "EXP": "Exp",
-            "LOG": "Log",
-            "SQRT": "Sqrt",
-            "RSQRT": "Rsqrt",
-            "SQUARE": "Multiply",
-            "ABS": "Absolute",
-            "NEG": "Multiply",
-            "SIN": "Sin",
-            "COS": "Cos",
-            "FLOOR": "Floor",
-            "CEIL": "Ceil",
-            "SIGN": "Sign",
-        }.items()
-    ),
+    *((name, (ROWS,), ROWS, {}, [kind]) for name, kind in UNARY.items()),
     ("GELU", (ROWS,), ROWS, {"approximate": False}, ["Gelu"]),
     ("GELU", (ROWS,), ROWS, {"approximate": True}, ["Gelu"]),
     ("LEAKY_RELU", (ROWS,), ROWS, {"alpha": 0.125}, ["LeakyReLU"]),
@@ -166,13 +145,7 @@ CASES: list[Case] = [
     ("TRANSPOSE", (ROWS, integers(1, 0, 2)), computed(5, 1, 6), {}, ["Reshape", "Permute"]),
     ("CONCATENATION", (IMAGE, IMAGE), computed(1, 8, 6, 8), {"axis": -1}, ["Concatenate"]),
     ("CONCATENATION", (ROWS, ROWS), computed(2, 5, 6), {"axis": 0}, ["Reshape", "Reshape", "Concatenate"]),
-    (
-        "PACK",
-        (ROWS, ROWS),
-        computed(1, 5, 2, 6),
-        {"axis": 2, "valuesCount": 2},
-        ["Reshape", "Reshape", "Concatenate"],
-    ),
+    ("PACK", (ROWS, ROWS), computed(1, 5, 2, 6), {"axis": 2, "valuesCount": 2}, ["Reshape", "Reshape", "Concatenate"]),
     (
         "STRIDED_SLICE",
         (IMAGE, integers(0, 1, -3, 0), integers(1, 8, 6, 4), integers(1, 2, 1, 1)),
@@ -196,31 +169,13 @@ CASES: list[Case] = [
     ),
     ("REVERSE_V2", (IMAGE, integers(2, 3)), IMAGE, {}, ["GetItem"]),
     ("SLICE", (IMAGE, integers(0, 2, 0, 1), integers(1, 3, -1, 2)), computed(1, 3, 6, 2), {}, ["GetItem"]),
-    (
-        "GATHER",
-        (IMAGE, integers(2, 0, 2)),
-        computed(1, 8, 6, 3),
-        {"axis": 3},
-        ["Take"],
-    ),
+    ("GATHER", (IMAGE, integers(2, 0, 2)), computed(1, 8, 6, 3), {"axis": 3}, ["Take"]),
     ("PAD", (IMAGE, PADS), computed(1, 11, 9, 4), {}, ["ZeroPadding2D"]),
     ("PAD", (ROWS, Tensor((3, 2), "INT32", [[0, 0], [0, 0], [1, 2]], ())), computed(1, 5, 9), {}, ["Pad"]),
-    (
-        "PADV2",
-        (IMAGE, PADS, Tensor((), "FLOAT32", -2.5)),
-        computed(1, 11, 9, 4),
-        {},
-        ["Pad"],
-    ),
+    ("PADV2", (IMAGE, PADS, Tensor((), "FLOAT32", -2.5)), computed(1, 11, 9, 4), {}, ["Pad"]),
     *(("MIRROR_PAD", (IMAGE, PADS), computed(1, 11, 9, 4), {"mode": mode}, ["Pad"]) for mode in (0, 1)),
     ("RESIZE_BILINEAR", (IMAGE, integers(11, 12)), computed(1, 11, 12, 4), {"halfPixelCenters": True}, ["Resize"]),
-    (
-        "RESIZE_NEAREST_NEIGHBOR",
-        (IMAGE, integers(16, 18)),
-        computed(1, 16, 18, 4),
-        {},
-        ["UpSampling2D"],
-    ),
+    ("RESIZE_NEAREST_NEIGHBOR", (IMAGE, integers(16, 18)), computed(1, 16, 18, 4), {}, ["UpSampling2D"]),
     (
         "RESIZE_NEAREST_NEIGHBOR",
         (IMAGE, integers(11, 9)),
@@ -277,7 +232,7 @@ def test_an_operator_with_several_outputs(
     assert len(model.outputs) == count
 
 
-@pytest.mark.parametrize("comparison", ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"])
+@pytest.mark.parametrize("comparison", COMPARISONS)
 @pytest.mark.parametrize("joined", ["LOGICAL_AND", "LOGICAL_OR"])
 def test_a_choice_between_two_tensors(keras: Any, tmp_path: Path, comparison: str, joined: str) -> None:
     """As in `tf.math.divide_no_nan`: values of one tensor where a condition is true, and of another elsewhere."""
@@ -330,16 +285,9 @@ def test_a_condition_cannot_be_the_output(tmp_path: Path) -> None:
         tflite_file.load(tflite_file.read(path))
 
 
-CHOICES = {"LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "SELECT", "SELECT_V2", "EQUAL", "NOT_EQUAL"} | {
-    "GREATER",
-    "GREATER_EQUAL",
-    "LESS",
-    "LESS_EQUAL",
-}
-
-
 def test_every_rule_has_a_case() -> None:
-    tried = {case[0] for case in CASES} | {"SPLIT", "SPLIT_V", "UNPACK"} | CHOICES
+    tried = {case[0] for case in CASES} | {"SPLIT", "SPLIT_V", "UNPACK", *COMPARISONS}
+    tried |= {"LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "SELECT", "SELECT_V2"}
     assert set(RULES) - tried == {"SQUEEZE"}  # the same rule as RESHAPE and EXPAND_DIMS
 
 

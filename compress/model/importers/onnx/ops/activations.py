@@ -5,13 +5,14 @@ Source: ONNX' operator specification, opsets 7 to 23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from compress.model.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 from compress.model.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
@@ -21,14 +22,10 @@ SQRT_HALF = 0.5**0.5
 """GELU is x / 2 * (1 + erf(x * sqrt(1/2)))."""
 
 
-def activation(name: str) -> Rule:
-    """Return a rule for an activation by its Keras name."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = call.value(0)
-        return call.layer("Activation", {"activation": name}, [source], source)
-
-    return rule
+def activation(call: OnnxCall, name: str) -> OnnxValue:
+    """An activation by its Keras name."""
+    source = call.value(0)
+    return call.layer("Activation", {"activation": name}, [source], source)
 
 
 def clip(call: OnnxCall) -> OnnxValue:
@@ -48,10 +45,10 @@ def clip(call: OnnxCall) -> OnnxValue:
     return call.operation(NUMPY, "Clip", {"x_min": float(low), "x_max": float(high)}, [source], source)
 
 
-def leaky_relu(call: OnnxCall) -> OnnxValue:
-    """LeakyRelu."""
+def scaled(call: OnnxCall, kind: str, option: str, default: float) -> OnnxValue:
+    """LeakyRelu and Elu: a layer with one option, which ONNX calls alpha."""
     source = call.value(0)
-    return call.layer("LeakyReLU", {"negative_slope": call.number("alpha", None, 0.01)}, [source], source)
+    return call.layer(kind, {option: call.number("alpha", None, default)}, [source], source)
 
 
 def prelu(call: OnnxCall) -> OnnxValue:
@@ -64,12 +61,6 @@ def prelu(call: OnnxCall) -> OnnxValue:
         dims, shared = (*(1,) * (len(dims) - 1), source.network_shape[-1]), list(range(1, len(dims)))
         slopes = np.full(dims, slopes)
     return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [slopes.reshape(dims)])
-
-
-def elu(call: OnnxCall) -> OnnxValue:
-    """Elu."""
-    source = call.value(0)
-    return call.layer("ELU", {"alpha": call.number("alpha", None, 1.0)}, [source], source)
 
 
 def celu(call: OnnxCall) -> OnnxValue:
@@ -111,17 +102,16 @@ def multiplication(call: OnnxCall) -> OnnxValue:
         for one, other in (source, source[::-1]):
             if (gated := _gated(call, one, other)) is not None:
                 return gated
-    return _recognized(call, arithmetic("Multiply")(call))
+    return _recognized(call, arithmetic(call, "Multiply"))
 
 
 def division(call: OnnxCall) -> OnnxValue:
     """Div; it can be the last operator of a hard sigmoid or a hard SiLU."""
-    return _recognized(call, arithmetic("Divide", layer=False)(call))
+    return _recognized(call, arithmetic(call, "Divide", layer=False))
 
 
-def _recognized(call: OnnxCall, result: OnnxValue | list[OnnxValue]) -> OnnxValue:
+def _recognized(call: OnnxCall, result: OnnxValue) -> OnnxValue:
     """Replace a product by an activation with the same formula, if there is one."""
-    assert isinstance(result, OnnxValue)
     if (taken := _gelu_of(call, result)) is not None:
         return call.operation(NN, "Gelu", {"approximate": False}, [taken], result)
     number, factors = _factors(call, result.tensor)
@@ -141,7 +131,6 @@ def _within_relu6(call: OnnxCall, gate: LayerOutput) -> LayerOutput | None:
 
 
 def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | None:
-    """Return x if a tensor is x plus this number."""
     layer = call.builder.layers.get(tensor.layer)
     if layer is None or layer.kind != "Add" or not layer.calls:
         return None
@@ -194,23 +183,20 @@ def _factors(call: OnnxCall, tensor: LayerOutput) -> tuple[float, list[LayerOutp
     return number, tensors
 
 
-RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
-    "Relu": activation("relu"),
-    "Sigmoid": activation("sigmoid"),
-    "Tanh": activation("tanh"),
-    "Softplus": activation("softplus"),
-    "Softsign": activation("softsign"),
-    "Mish": activation("mish"),
-    "HardSwish": activation("hard_silu"),
+KERAS_NAMES = {"HardSwish": "hard_silu"} | {
+    name: name.lower() for name in ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "Mish")
+}
+RULES: Mapping[str, Rule] = {
+    **{name: partial(activation, name=keras_name) for name, keras_name in KERAS_NAMES.items()},
     "HardSigmoid": hard_sigmoid,
     "Clip": clip,
-    "LeakyRelu": leaky_relu,
+    "LeakyRelu": partial(scaled, kind="LeakyReLU", option="negative_slope", default=0.01),
     "PRelu": prelu,
-    "Elu": elu,
+    "Elu": partial(scaled, kind="ELU", option="alpha", default=1.0),
     "Celu": celu,
     "Selu": selu,
     "Gelu": gelu,
     "Mul": multiplication,
     "Div": division,
-    "Erf": unary(MATH, "Erf"),
+    "Erf": partial(unary, module=MATH, kind="Erf"),
 }

@@ -5,17 +5,17 @@ Source: ONNX' operator specification, opsets 7 to 23 (Conv, ConvTranspose, MaxPo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import NUMPY, UNKNOWN, NotImportedError
+from compress.model.importers.common.shape_rules import bias_of, kernel_of
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, laid
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 
@@ -32,14 +32,7 @@ PASSING = {
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The window of a convolution or pooling, by spatial dimension.
-
-    Attributes:
-        size: kernel size.
-        strides: strides.
-        dilation: dilations.
-        pads: padding (before, after).
-    """
+    """The window of a convolution or pooling, by spatial dimension; `pads` are (before, after)."""
 
     size: list[int]
     strides: list[int]
@@ -104,26 +97,10 @@ def zero_padded(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
     return result
 
 
-def _kernel(call: OnnxCall, rank: int) -> NDArray[np.float32]:
-    kernel = call.weights(1)
-    if kernel.ndim != rank or kernel.size == 0:
-        raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
-    return kernel
-
-
-def _bias(call: OnnxCall, count: int) -> list[NDArray[np.float32]]:
-    if not call.has(2):
-        return []
-    bias = call.weights(2).reshape(-1)
-    if bias.size != count:
-        raise NotImportedError(f"it has {bias.size} biases for {count} channels")
-    return [bias]
-
-
 def conv(call: OnnxCall) -> OnnxValue:
     """Conv: weights [out, in / groups, spatial dimensions...]; depthwise if each channel is a group."""
     source = image(call)
-    kernel, channels = _kernel(call, len(source.shape)), source.shape[1]
+    kernel, channels = kernel_of(call.weights(1), len(source.shape)), source.shape[1]
     out, groups, rank = kernel.shape[0], int(call.setting("group", 1)), kernel.ndim - 2
     if kernel.shape[1] * groups != channels or out % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} in {groups} groups do not fit {channels} channels")
@@ -132,13 +109,9 @@ def conv(call: OnnxCall) -> OnnxValue:
         kernel, sliding = _spread(kernel, sliding)
     like = laid(UNKNOWN, call.output_shape(), channel_last(rank + 2))
     source, padding = _conv_padding(call, source, sliding)
-    bias = _bias(call, out)
-    config: dict[str, Any] = {
-        "kernel_size": sliding.size,
-        "strides": sliding.strides,
-        "dilation_rate": sliding.dilation,
-    }
-    config |= {"padding": padding, "use_bias": bool(bias)}
+    bias = bias_of(call.weights(2), out) if call.has(2) else []
+    config: dict[str, Any] = {"kernel_size": sliding.size, "strides": sliding.strides, "padding": padding}
+    config |= {"dilation_rate": sliding.dilation, "use_bias": bool(bias)}
     spatial_axes = tuple(range(2, rank + 2))
     if groups == channels > 1 and len(set(sliding.strides)) == 1:
         depthwise = kernel.reshape(channels, out // channels, *sliding.size).transpose(*spatial_axes, 0, 1)
@@ -172,7 +145,7 @@ def _conv_padding(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> 
 def conv_transpose(call: OnnxCall) -> OnnxValue:
     """ConvTranspose: weights [in, out / groups, positions...]; excess at the edges is cropped."""
     source = image(call)
-    kernel = _kernel(call, len(source.shape))
+    kernel = kernel_of(call.weights(1), len(source.shape))
     channels = source.shape[1]
     groups = int(call.setting("group", 1))
     sliding = window(call, source, kernel.shape[2:])
@@ -183,17 +156,15 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     if groups > 1:
         kernel = _written_out(kernel, groups)
     rank = kernel.ndim - 2
-    bias = _bias(call, kernel.shape[1])
+    bias = bias_of(call.weights(2), kernel.shape[1]) if call.has(2) else []
     weights = [kernel.transpose(*range(2, rank + 2), 1, 0), *bias]
-    config = {
-        "filters": kernel.shape[1],
-        "kernel_size": sliding.size,
-        "strides": sliding.strides,
-        "use_bias": bool(bias),
-    }
+    config = {"filters": kernel.shape[1], "kernel_size": sliding.size, "strides": sliding.strides}
+    config["use_bias"] = bool(bias)
     result = call.output_shape()
     cuts = _cuts(call, source, sliding, result)
-    if _is_same_padding(source, sliding, result, cuts):
+    excess = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
+    strided = [size * stride for size, stride in zip(source.shape[2:], sliding.strides, strict=True)]
+    if cuts == [(total // 2, total - total // 2) for total in excess] and list(result[2:]) == strided:
         config["padding"] = "same"
         like = laid(UNKNOWN, result, channel_last(rank + 2))
         return call.layer(f"Conv{rank}DTranspose", config, [source], like, weights)
@@ -208,13 +179,6 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     return _cropped(call, full, [[before, max(after, 0)] for before, after in cuts])
 
 
-def _is_same_padding(source: OnnxValue, sliding: SlidingWindow, result: tuple[int, ...], cuts: Pads) -> bool:
-    """Return True if a transposed convolution equals one of Keras with padding "same"."""
-    excess = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
-    sizes = [size * stride for size, stride in zip(source.shape[2:], sliding.strides, strict=True)]
-    return cuts == [(total // 2, total - total // 2) for total in excess] and list(result[2:]) == sizes
-
-
 def _full_sizes(source: OnnxValue, sliding: SlidingWindow, added: Sequence[int]) -> list[int]:
     """Return the output sizes of a transposed convolution without cropping, with `added` zeros at the end."""
     sizes = zip(source.shape[2:], sliding.strides, sliding.size, added, strict=True)
@@ -222,7 +186,6 @@ def _full_sizes(source: OnnxValue, sliding: SlidingWindow, added: Sequence[int])
 
 
 def _cropped(call: OnnxCall, full: OnnxValue, cropping: list[list[int]]) -> OnnxValue:
-    """Crop an image (before, after) along each axis."""
     if not any(map(any, cropping)):
         return full
     rank = len(cropping)
@@ -260,25 +223,21 @@ def _written_out(kernel: NDArray[np.float32], groups: int) -> NDArray[np.float32
     return full
 
 
-def pool(kind: str) -> Rule:
+def pool(call: OnnxCall, kind: str) -> OnnxValue:
     """MaxPool and AveragePool."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = image(call)
-        sliding = window(call, source, call.integers("kernel_shape") or [])
-        source, sliding = _with_padding_before(call, source, sliding)
-        result = call.output_shape()
-        if max(sliding.dilation) > 1:
-            raise NotImportedError(f"it has dilations {sliding.dilation}")
-        needed = [
-            (before, max((out - 1) * stride + reach - dim - before, 0))
-            for dim, out, stride, reach, (before, _) in zip(
-                source.shape[2:], result[2:], sliding.strides, sliding.reach, sliding.pads, strict=True
-            )
-        ]
-        return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
-
-    return rule
+    source = image(call)
+    sliding = window(call, source, call.integers("kernel_shape") or [])
+    source, sliding = _with_padding_before(call, source, sliding)
+    result = call.output_shape()
+    if max(sliding.dilation) > 1:
+        raise NotImportedError(f"it has dilations {sliding.dilation}")
+    needed = [
+        (before, max((out - 1) * stride + reach - dim - before, 0))
+        for dim, out, stride, reach, (before, _) in zip(
+            source.shape[2:], result[2:], sliding.strides, sliding.reach, sliding.pads, strict=True
+        )
+    ]
+    return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
 
 
 def _with_padding_before(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> tuple[OnnxValue, SlidingWindow]:
@@ -374,13 +333,9 @@ def _shares(
     return np.array([size / counts[at * stride : at * stride + size].sum() for at in range(out)])
 
 
-def global_pool(kind: str) -> Rule:
+def global_pool(call: OnnxCall, kind: str) -> OnnxValue:
     """GlobalAveragePool and GlobalMaxPool; without dimensions of 1 if the next operator removes them."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        return globally(call, kind, image(call), call.output_shape())
-
-    return rule
+    return globally(call, kind, image(call), call.output_shape())
 
 
 def globally(call: OnnxCall, kind: str, source: OnnxValue, result: tuple[int, ...]) -> OnnxValue:
@@ -394,11 +349,11 @@ def globally(call: OnnxCall, kind: str, source: OnnxValue, result: tuple[int, ..
     return call.layer(f"Global{kind}Pooling{rank - 2}D", {"keepdims": keep}, [source], like)
 
 
-RULES: dict[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
+RULES: Mapping[str, Rule] = {
     "Conv": conv,
     "ConvTranspose": conv_transpose,
-    "MaxPool": pool("Max"),
-    "AveragePool": pool("Average"),
-    "GlobalAveragePool": global_pool("Average"),
-    "GlobalMaxPool": global_pool("Max"),
+    "MaxPool": partial(pool, kind="Max"),
+    "AveragePool": partial(pool, kind="Average"),
+    "GlobalAveragePool": partial(global_pool, kind="Average"),
+    "GlobalMaxPool": partial(global_pool, kind="Max"),
 }

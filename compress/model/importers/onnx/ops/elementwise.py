@@ -8,16 +8,16 @@ Source: ONNX' operator specification, opsets 7 to 23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN, selection_as_sum
-from compress.model.importers.common.layer_calls import CORE, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import CORE, NUMPY, UNKNOWN, NotImportedError, selection_as_sum
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, natural, network_shape_of
 from compress.model.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.model.importers.onnx.onnx_model import TYPE_NAMES
@@ -89,24 +89,20 @@ def operands(call: OnnxCall, *types: str) -> list[Any]:
     return [call.constant(index) if call.is_constant(index) else call.value(index, *types) for index in indices]
 
 
-def arithmetic(kind: str, layer: bool = True) -> Rule:
-    """Return a rule for two or more operands: a layer for computed tensors, otherwise an operation for each pair."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = operands(call)
-        if len(source) == 2 and (merged := _merged(call, kind, source)) is not None:
-            return merged
-        if len(source) == 1 and isinstance(source[0], OnnxValue):
-            return source[0]
-        arguments, like = together(call, source, call.output_shape())
-        if layer and all(isinstance(argument, OnnxValue) for argument in arguments):
-            return call.layer(kind, {}, [arguments], like)
-        result = arguments[0]
-        for argument in arguments[1:]:
-            result = call.operation(NUMPY, kind, {}, [result, argument], like)
-        return result if isinstance(result, OnnxValue) else call.operation(NUMPY, kind, {}, [result], like)
-
-    return rule
+def arithmetic(call: OnnxCall, kind: str, layer: bool = True) -> OnnxValue:
+    """Two or more operands: a layer for computed tensors, otherwise an operation for each pair."""
+    source = operands(call)
+    if len(source) == 2 and (merged := _merged(call, kind, source)) is not None:
+        return merged
+    if len(source) == 1 and isinstance(source[0], OnnxValue):
+        return source[0]
+    arguments, like = together(call, source, call.output_shape())
+    if layer and all(isinstance(argument, OnnxValue) for argument in arguments):
+        return call.layer(kind, {}, [arguments], like)
+    result = arguments[0]
+    for argument in arguments[1:]:
+        result = call.operation(NUMPY, kind, {}, [result, argument], like)
+    return result if isinstance(result, OnnxValue) else call.operation(NUMPY, kind, {}, [result], like)
 
 
 def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | None:
@@ -167,7 +163,6 @@ def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
 
 
 def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
-    """Return the layer with the constant added to its bias."""
     kernel, *bias = layer.weights
     added = constants if kind == "Add" else -constants
     weights = (kernel, bias[0] + added if bias else np.array(added))
@@ -194,25 +189,17 @@ def power(call: OnnxCall) -> OnnxValue:
     return call.operation(NUMPY, "Power", {}, arguments, like)
 
 
-def unary(module: str, kind: str, **config: Any) -> Rule:
-    """Return a rule for a Keras operation with one input."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = call.value(0)
-        return call.operation(module, kind, config, [source], source)
-
-    return rule
+def unary(call: OnnxCall, module: str, kind: str) -> OnnxValue:
+    """An operation of Keras with one input."""
+    source = call.value(0)
+    return call.operation(module, kind, {}, [source], source)
 
 
-def times(factor: float) -> Rule:
-    """Return a rule for a product with a constant factor."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = call.value(0)
-        merged = _merged(call, "Multiply", [source, np.array([factor], np.float32)])
-        return merged or call.operation(NUMPY, "Multiply", {}, [source, factor], source)
-
-    return rule
+def negative(call: OnnxCall) -> OnnxValue:
+    """Neg as a product, which a layer before it can take over."""
+    source = call.value(0)
+    merged = _merged(call, "Multiply", [source, np.array([-1.0], np.float32)])
+    return merged or call.operation(NUMPY, "Multiply", {}, [source, -1.0], source)
 
 
 def reciprocal(call: OnnxCall) -> OnnxValue:
@@ -239,14 +226,10 @@ def cast(call: OnnxCall) -> OnnxValue:
     return call.operation(CORE, "Cast", {"dtype": "float32"}, [source], source) if kind == BOOL else source
 
 
-def comparison(kind: str) -> Rule:
-    """Return a rule for Equal, Less and similar; only Where, Cast and logical operators can use the result."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        arguments, like = together(call, operands(call, FLOAT, BOOL), call.output_shape())
-        return call.operation(NUMPY, kind, {}, arguments, like)
-
-    return rule
+def comparison(call: OnnxCall, kind: str) -> OnnxValue:
+    """Equal, Less and similar; only Where, Cast and logical operators can use the result."""
+    arguments, like = together(call, operands(call, FLOAT, BOOL), call.output_shape())
+    return call.operation(NUMPY, kind, {}, arguments, like)
 
 
 def negation(call: OnnxCall) -> OnnxValue:
@@ -277,36 +260,25 @@ def _combined(call: OnnxCall, kind: str, value: OnnxValue, term: Any) -> OnnxVal
     return call.operation(NUMPY, kind, {}, arguments, like)
 
 
-RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
-    "Add": arithmetic("Add"),
-    "Sub": arithmetic("Subtract"),
-    "Max": arithmetic("Maximum"),
-    "Min": arithmetic("Minimum"),
-    "Sum": arithmetic("Add"),
+UNARY = ("Sqrt", "Exp", "Log", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos")
+COMPARISONS = {"Equal": "Equal", "Greater": "Greater", "GreaterOrEqual": "GreaterEqual", "Less": "Less"}
+COMPARISONS |= {"LessOrEqual": "LessEqual", "And": "LogicalAnd", "Or": "LogicalOr"}
+RULES: Mapping[str, Rule] = {
+    "Add": partial(arithmetic, kind="Add"),
+    "Sub": partial(arithmetic, kind="Subtract"),
+    "Max": partial(arithmetic, kind="Maximum"),
+    "Min": partial(arithmetic, kind="Minimum"),
+    "Sum": partial(arithmetic, kind="Add"),
     "Mean": mean,
     "Pow": power,
-    "Abs": unary(NUMPY, "Absolute"),
-    "Neg": times(-1.0),
+    "Abs": partial(unary, module=NUMPY, kind="Absolute"),
+    **{name: partial(unary, module=NUMPY, kind=name) for name in UNARY},
+    "Neg": negative,
     "Reciprocal": reciprocal,
-    "Sqrt": unary(NUMPY, "Sqrt"),
-    "Exp": unary(NUMPY, "Exp"),
-    "Log": unary(NUMPY, "Log"),
-    "Floor": unary(NUMPY, "Floor"),
-    "Ceil": unary(NUMPY, "Ceil"),
-    "Round": unary(NUMPY, "Round"),
-    "Sign": unary(NUMPY, "Sign"),
-    "Sin": unary(NUMPY, "Sin"),
-    "Cos": unary(NUMPY, "Cos"),
     "Identity": same,
     "Dropout": same,
     "Cast": cast,
-    "Equal": comparison("Equal"),
-    "Greater": comparison("Greater"),
-    "GreaterOrEqual": comparison("GreaterEqual"),
-    "Less": comparison("Less"),
-    "LessOrEqual": comparison("LessEqual"),
-    "And": comparison("LogicalAnd"),
-    "Or": comparison("LogicalOr"),
+    **{name: partial(comparison, kind=kind) for name, kind in COMPARISONS.items()},
     "Not": negation,
     "Where": where,
 }

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import LAYERS, NUMPY, NotImportedError, entry
+from compress.model.importers.common.graph_builder import LAYERS, NUMPY, UNKNOWN, NotImportedError, entry
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid
 from compress.model.importers.onnx.network_builder import OnnxCall
 from compress.model.ir.keras_graph import LayerOutput
@@ -43,11 +42,8 @@ class RecurrentOperator:
     """A recurrent operator of ONNX, and its layer in Keras.
 
     Attributes:
-        layer: the layer of Keras.
         gates: the index in ONNX of each gate, in Keras' order.
         functions: for each gate the index of its activation function in ONNX.
-        defaults: the activation functions.
-        states: the number of states.
     """
 
     layer: str
@@ -84,11 +80,6 @@ def recurrent(call: OnnxCall) -> list[OnnxValue]:
 
 
 def _check(call: OnnxCall) -> None:
-    """Refuse the settings and inputs that Keras does not have.
-
-    Raises:
-        NotImportedError: there is one.
-    """
     if call.setting("layout"):
         raise NotImportedError("its batch is the first dimension (layout 1), which onnxruntime does not support")
     if call.setting("clip"):
@@ -104,7 +95,6 @@ def _check(call: OnnxCall) -> None:
 
 
 def _functions(call: OnnxCall, kind: RecurrentOperator) -> list[str]:
-    """Return Keras' names of the activation functions."""
     stored = call.setting("activations") or kind.defaults
     names = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in stored]
     count = len(kind.defaults)
@@ -132,7 +122,6 @@ _HARD_SIGMOID = {"activation_alpha": 0.2, "activation_beta": 0.5}
 
 
 def _weights(call: OnnxCall, kind: RecurrentOperator, functions: Sequence[str]) -> list[list[Floats]]:
-    """Return Keras' weights of each direction."""
     kernels, recurrents = call.weights(1), call.weights(2)
     gates = len(kind.gates)
     if kernels.ndim != 3 or recurrents.ndim != 3 or recurrents.shape[1] != gates * recurrents.shape[2]:
@@ -201,7 +190,6 @@ def _constant_state(call: OnnxCall, sequence: OnnxValue, values: Floats) -> Onnx
 def _one_direction(
     call: OnnxCall, config: dict[str, Any], arguments: list[Any], weights: list[list[Floats]]
 ) -> list[OnnxValue]:
-    """Add a recurrent layer; return the values of the operator's outputs."""
     kind = KINDS[call.node.operator]
     config["go_backwards"] = call.setting("direction", "forward") == "reverse"
     units, steps = config["units"], arguments[0].network_shape[0]
@@ -215,7 +203,6 @@ def _one_direction(
 def _both_directions(
     call: OnnxCall, config: dict[str, Any], arguments: list[Any], weights: list[list[Floats]]
 ) -> list[OnnxValue]:
-    """Add a bidirectional layer; return the values of the operator's outputs."""
     kind = KINDS[call.node.operator]
     units, steps = config["units"], arguments[0].network_shape[0]
     halves = {

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import IMAGE, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import IMAGE, NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, laid
-from compress.model.importers.onnx.network_builder import OnnxCall
+from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 from compress.model.importers.onnx.ops.convolution import image
 
 Matrix = NDArray[np.float64]
@@ -72,11 +71,7 @@ def _scales(call: OnnxCall, shape: Sequence[int], result: Sequence[int]) -> list
 
 
 def _matrix(call: OnnxCall, size: int, out: int, scale: float) -> Matrix:
-    """Return the weights [output position, input position] along one dimension.
-
-    Raises:
-        NotImportedError: the matrix is too large, or the sampling mode is unsupported.
-    """
+    """Return the weights [output position, input position] along one dimension."""
     if size * out > MOST_IN_MATRIX * 8:
         raise NotImportedError(f"it resizes a dimension of {size} to {out}: the matrix is too large")
     matrix = np.zeros((out, size))
@@ -198,4 +193,4 @@ def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> Onnx
     return call.layer("Reshape", {"target_shape": list(like.network_shape)}, [product], like)
 
 
-RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {"Resize": resize, "Upsample": resize}
+RULES: Mapping[str, Rule] = {"Resize": resize, "Upsample": resize}

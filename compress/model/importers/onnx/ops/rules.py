@@ -5,15 +5,15 @@ Source: ONNX' operator specification, opsets 7 to 23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import MOST_IN_CONFIG, NN, NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule, order_of
 from compress.model.importers.onnx.ops import activations, convolution, elementwise, recurrent, resize, shapes
@@ -78,7 +78,6 @@ def matmul(call: OnnxCall) -> OnnxValue:
 
 
 def _matrix_product(call: OnnxCall) -> OnnxValue:
-    """Add an operation that multiplies matrices in the last two axes."""
     operands = [call.weights(index) if call.is_constant(index) else call.value(index) for index in (0, 1)]
     result = call.output_shape()
     rank = len(result)
@@ -97,7 +96,6 @@ def _matrix_product(call: OnnxCall) -> OnnxValue:
 
 
 def _matrix(constant: Floats) -> Floats | None:
-    """Return a constant as one matrix, if possible."""
     if constant.ndim == 1:
         return constant[:, None]
     return constant.reshape(constant.shape[-2:]) if prod(constant.shape[:-2]) == 1 else None
@@ -148,17 +146,14 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     axes = [axis for axis in placed.order if axis >= first]
     shape = source.shape[first:]
     gamma = call.weights(1)
-    beta = call.weights(2) if call.has(2) else np.zeros((), np.float32)
-    weights = [
-        np.broadcast_to(parameter, shape).transpose([axis - first for axis in axes]) for parameter in (gamma, beta)
-    ]
+    beta = [call.weights(2)] if call.has(2) else []
+    order = [axis - first for axis in axes]
+    weights = [np.broadcast_to(parameter, shape).transpose(order) for parameter in (gamma, *beta)]
     network_axes = [placed.axis(axis) for axis in axes]
     if len(network_axes) > 1:  # for several axes, Keras expects the weights in the order of these axes
         network_axes = [axis % (len(placed.value.network_shape) + 1) for axis in network_axes]
     config = {"axis": network_axes, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
-    return call.layer(
-        "LayerNormalization", config, [placed.value], placed.value, weights if call.has(2) else weights[:1]
-    )
+    return call.layer("LayerNormalization", config, [placed.value], placed.value, weights)
 
 
 def local_response(call: OnnxCall) -> OnnxValue:
@@ -169,48 +164,40 @@ def local_response(call: OnnxCall) -> OnnxValue:
         raise NotImportedError(f"it has {channels} channels")
     far = np.arange(channels)[:, None] - np.arange(channels)
     band = (far <= (size - 1) // 2) & (far >= -(size - 1 - (size - 1) // 2))
-    alpha, beta, bias = (
-        call.number("alpha", None, 1e-4),
-        call.number("beta", None, 0.75),
-        call.number("bias", None, 1.0),
-    )
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    alpha, beta, bias = (call.number(name, None, default) for name, default in defaults.items())
     square = call.layer("Multiply", {}, [[source, source]], source)
     total = call.operation(NUMPY, "Matmul", {}, [square, np.asarray(band.T * (alpha / size), np.float32)], source)
     total = call.operation(NUMPY, "Add", {}, [total, bias], source)
-    return call.operation(
-        NUMPY, "Divide", {}, [source, call.operation(NUMPY, "Power", {}, [total, beta], source)], source
-    )
+    total = call.operation(NUMPY, "Power", {}, [total, beta], source)
+    return call.operation(NUMPY, "Divide", {}, [source, total], source)
 
 
-def softmax(kind: str) -> Rule:
+def softmax(call: OnnxCall, kind: str) -> OnnxValue:
     """Softmax and LogSoftmax; before opset 13 over all axes from one on, then over one.
 
     The softmax of a dense layer becomes its `activation`, as in Keras models.
     """
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        source = call.value(0)
-        early = call.builder.graph.opset < 13
-        axis = int(call.setting("axis", 1 if early else -1)) % len(source.shape)
-        seen = source
-        if early and prod(source.shape[axis + 1 :]) > 1:
-            seen, axis = in_shape(source, (prod(source.shape[:axis]), prod(source.shape[axis:]))), 1
-        placed = call.placed(seen, axis)
-        config = {"axis": placed.axis(axis)}
-        maker = call.builder.alone(placed.value)
-        if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:
-            call.builder.rewrite(placed.value, maker.configured(activation="softmax"))
-            result = placed.value
-        elif kind == "Softmax":
-            result = call.layer("Softmax", config, [placed.value], placed.value)
-        else:
-            result = call.operation(NN, "LogSoftmax", config, [placed.value], placed.value)
-        return in_shape(result, source.shape)
-
-    return rule
+    source = call.value(0)
+    early = call.builder.graph.opset < 13
+    axis = int(call.setting("axis", 1 if early else -1)) % len(source.shape)
+    seen = source
+    if early and prod(source.shape[axis + 1 :]) > 1:
+        seen, axis = in_shape(source, (prod(source.shape[:axis]), prod(source.shape[axis:]))), 1
+    placed = call.placed(seen, axis)
+    config = {"axis": placed.axis(axis)}
+    maker = call.builder.alone(placed.value)
+    if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:
+        call.builder.rewrite(placed.value, maker.configured(activation="softmax"))
+        result = placed.value
+    elif kind == "Softmax":
+        result = call.layer("Softmax", config, [placed.value], placed.value)
+    else:
+        result = call.operation(NN, "LogSoftmax", config, [placed.value], placed.value)
+    return in_shape(result, source.shape)
 
 
-RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
+RULES: Mapping[str, Rule] = {
     "Gemm": gemm,
     "MatMul": matmul,
     "BatchNormalization": batch_normalization,
@@ -218,8 +205,8 @@ RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "GroupNormalization": group_normalization,
     "LayerNormalization": layer_normalization,
     "LRN": local_response,
-    "Softmax": softmax("Softmax"),
-    "LogSoftmax": softmax("LogSoftmax"),
+    "Softmax": partial(softmax, kind="Softmax"),
+    "LogSoftmax": partial(softmax, kind="LogSoftmax"),
     **activations.RULES,
     **elementwise.RULES,
     **recurrent.RULES,

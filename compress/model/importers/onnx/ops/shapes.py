@@ -7,14 +7,14 @@ Source: ONNX' operator specification, opsets 7 to 23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.graph_builder import UNKNOWN
-from compress.model.importers.common.layer_calls import NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NUMPY, UNKNOWN, NotImportedError
 from compress.model.importers.common.shape_rules import GLOBAL_POOLING, axis_of
 from compress.model.importers.onnx.layout import OnnxValue, channel_last, in_shape, laid, transposed
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule, order_of
@@ -51,7 +51,8 @@ def concat(call: OnnxCall) -> OnnxValue:
 
 def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
     """Return the computed inputs of a Concat; constants become a zero padding and an addition."""
-    indices = [index for index in range(len(call.node.inputs)) if 0 not in _shape(call, index)]
+    shapes = [call.builder.graph.shapes.get(name, ()) for name in call.node.inputs]
+    indices = [index for index, shape in enumerate(shapes) if 0 not in shape]
     computed = [index for index in indices if not call.is_constant(index)]
     values = []
     for at, index in enumerate(computed):
@@ -67,10 +68,6 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
             value = call.operation(NUMPY, "Add", {}, [padded, small(np.concatenate(around, axis), padded)], padded)
         values.append(value)
     return values
-
-
-def _shape(call: OnnxCall, index: int) -> tuple[int, ...]:
-    return call.builder.graph.shapes.get(call.node.inputs[index], ())
 
 
 def slice_out(call: OnnxCall) -> OnnxValue:
@@ -170,7 +167,6 @@ def pad(call: OnnxCall) -> OnnxValue:
 
 
 def _is_only_pooled(call: OnnxCall) -> bool:
-    """Return True if only max poolings read the result."""
     name = call.node.outputs[0]
     readers = [node.operator for node in call.builder.graph.nodes if name in node.inputs]
     return set(readers) == {"MaxPool"} and call.builder.takers[name] == len(readers)
@@ -187,24 +183,20 @@ def _padded_by_indices(call: OnnxCall, value: OnnxValue, pads: Sequence[tuple[in
     return value
 
 
-def reduced(kind: str, before: str = "", after: str = "") -> Rule:
-    """Return a rule for a reduction, with an optional operation before and after it."""
-
-    def rule(call: OnnxCall) -> OnnxValue:
-        value = call.value(0)
-        stored = call.integers("axes", 1)
-        if not stored and call.setting("noop_with_empty_axes", 0):
-            axes = []
-        else:
-            axes = sorted({axis_of(axis, value.shape) for axis in (stored or range(len(value.shape)))})
-        if before == "square":
-            value = call.layer("Multiply", {}, [[value, value]], value)
-        elif before:
-            value = call.operation(NUMPY, before, {}, [value], value)
-        output = _reduced(call, kind, value, axes) if axes else value
-        return call.operation(NUMPY, after, {}, [output], output) if after else output
-
-    return rule
+def reduced(call: OnnxCall, kind: str, before: str = "", after: str = "") -> OnnxValue:
+    """A reduction, with an optional operation before and after it."""
+    value = call.value(0)
+    stored = call.integers("axes", 1)
+    if not stored and call.setting("noop_with_empty_axes", 0):
+        axes = []
+    else:
+        axes = sorted({axis_of(axis, value.shape) for axis in (stored or range(len(value.shape)))})
+    if before == "square":
+        value = call.layer("Multiply", {}, [[value, value]], value)
+    elif before:
+        value = call.operation(NUMPY, before, {}, [value], value)
+    output = _reduced(call, kind, value, axes) if axes else value
+    return call.operation(NUMPY, after, {}, [output], output) if after else output
 
 
 def _reduced(call: OnnxCall, kind: str, value: OnnxValue, axes: list[int]) -> OnnxValue:
@@ -242,7 +234,7 @@ def space_to_depth(call: OnnxCall) -> OnnxValue:
     return call.operation(NN, "SpaceToDepth", {"block_size": size}, [value], like)
 
 
-RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
+RULES: Mapping[str, Rule] = {
     "Reshape": reshape,
     "Flatten": reshape,
     "Squeeze": reshape,
@@ -258,14 +250,10 @@ RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Tile": expand,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
-    "ReduceMean": reduced("Mean"),
-    "ReduceMax": reduced("Max"),
-    "ReduceMin": reduced("Min"),
-    "ReduceSum": reduced("Sum"),
-    "ReduceProd": reduced("Prod"),
-    "ReduceL1": reduced("Sum", "Absolute"),
-    "ReduceL2": reduced("Sum", "square", after="Sqrt"),
-    "ReduceLogSum": reduced("Sum", after="Log"),
-    "ReduceLogSumExp": reduced("Logsumexp"),
-    "ReduceSumSquare": reduced("Sum", "square"),
+    **{f"Reduce{kind}": partial(reduced, kind=kind) for kind in ("Mean", "Max", "Min", "Sum", "Prod")},
+    "ReduceL1": partial(reduced, kind="Sum", before="Absolute"),
+    "ReduceL2": partial(reduced, kind="Sum", before="square", after="Sqrt"),
+    "ReduceLogSum": partial(reduced, kind="Sum", after="Log"),
+    "ReduceLogSumExp": partial(reduced, kind="Logsumexp"),
+    "ReduceSumSquare": partial(reduced, kind="Sum", before="square"),
 }

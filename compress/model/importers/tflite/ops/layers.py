@@ -6,20 +6,22 @@ The arithmetic of every operator is that of TFLite's reference kernels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.model.importers.common.graph_builder import selection_as_sum
-from compress.model.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
-from compress.model.importers.tflite.network import TfliteCall, TfliteValue, reshaped
+from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError, selection_as_sum
+from compress.model.importers.common.shape_rules import bias_of, kernel_of
+from compress.model.importers.tflite.network import Rule, TfliteCall, TfliteValue, reshaped
 from compress.model.importers.tflite.ops import shapes
 from compress.model.importers.tflite.ops.shapes import last_two_swapped
 
 PADDINGS = ("same", "valid")
+WITH_LAYER = {"Add", "Subtract", "Multiply", "Maximum", "Minimum"}
 LARGEST_STRIDE = 1024
 """A damaged value would make Keras allocate for it."""
 
@@ -51,45 +53,26 @@ def _padding(call: TfliteCall) -> str:
     return PADDINGS[number]
 
 
-def _spatial(size: int, kernel: int, stride: int, dilation: int, padding: str) -> int:
-    reach = (kernel - 1) * dilation + 1
-    return -(-size // stride) if padding == "same" else (size - reach) // stride + 1
-
-
 def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> TfliteValue:
     """Return a template with the output shape of a window over an image."""
     batch, *dims, _ = source.shape
+    dilations = window.get("dilation_rate", (1, 1))
     result = [
-        _spatial(size, reach, stride, dilation, window["padding"])
-        for size, reach, stride, dilation in zip(
-            dims, kernel, window["strides"], window.get("dilation_rate", (1, 1)), strict=True
-        )
+        -(-size // stride) if window["padding"] == "same" else (size - (reach - 1) * dilation - 1) // stride + 1
+        for size, reach, stride, dilation in zip(dims, kernel, window["strides"], dilations, strict=True)
     ]
     if min(result) < 1:
         raise NotImportedError(f"a window of {list(kernel)} does not fit {list(source.shape)}")
     return TfliteValue(source.tensor, (batch, *result, channels))
 
 
-def _bias(call: TfliteCall, index: int, count: int) -> list[Any]:
-    """Return the bias as a list of weights; empty if there is none."""
-    if call.count <= index:
-        return []
-    bias = call.weights(index)
-    if bias.size != count:
-        raise NotImportedError(f"it has {bias.size} biases for {count} channels")
-    return [bias.reshape(-1)]
-
-
-def _kernel(call: TfliteCall, index: int) -> Any:
-    kernel = call.weights(index)
-    if kernel.ndim != 4 or kernel.size == 0:
-        raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
-    return kernel
+def _bias(call: TfliteCall, index: int, count: int) -> list[NDArray[np.float32]]:
+    return bias_of(call.weights(index), count) if call.count > index else []
 
 
 def conv_2d(call: TfliteCall) -> TfliteValue:
     """CONV_2D: weights [out, height, width, in / groups]."""
-    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    source, kernel, window = call.batched(0, 4), kernel_of(call.weights(1), 4), _window(call)
     groups, left = divmod(source.shape[3], kernel.shape[3])
     if left or not groups or kernel.shape[0] % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {source.shape[3]} channels")
@@ -103,7 +86,7 @@ def conv_2d(call: TfliteCall) -> TfliteValue:
 
 def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
     """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; a grouped convolution if the strides differ."""
-    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    source, kernel, window = call.batched(0, 4), kernel_of(call.weights(1), 4), _window(call)
     channels, out, size = source.shape[3], kernel.shape[3], kernel.shape[1:3]
     if kernel.shape[0] != 1 or out % channels:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {channels} channels")
@@ -122,7 +105,7 @@ def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
 def transpose_conv(call: TfliteCall) -> TfliteValue:
     """TRANSPOSE_CONV: output shape, weights [out, height, width, in], input, bias."""
     output_shape = call.integers(0)
-    kernel = _kernel(call, 1)
+    kernel = kernel_of(call.weights(1), 4)
     source = call.batched(2, 4)
     strides = _strides(call)
     padding = _padding(call)
@@ -162,19 +145,15 @@ def fully_connected(call: TfliteCall) -> TfliteValue:
     return reshaped(call, call.activated(result), call.output.shape)
 
 
-def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
+def pool(call: TfliteCall, kind: str) -> TfliteValue:
     """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over the values inside the image."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        source = call.batched(0, 4)
-        size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
-        if not all(0 < dim <= 2**20 for dim in size):
-            raise NotImportedError(f"its window {size} is invalid")
-        window = {"strides": _strides(call), "padding": _padding(call)}
-        like = _like(source, window, (size[0], size[1]), source.shape[3])
-        return call.activated(call.layer(kind, {**window, "pool_size": size}, [source], like))
-
-    return rule
+    source = call.batched(0, 4)
+    size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
+    if not all(0 < dim <= 2**20 for dim in size):
+        raise NotImportedError(f"its window {size} is invalid")
+    window = {"strides": _strides(call), "padding": _padding(call)}
+    like = _like(source, window, (size[0], size[1]), source.shape[3])
+    return call.activated(call.layer(kind, {**window, "pool_size": size}, [source], like))
 
 
 def _broadcast(call: TfliteCall, indices: tuple[int, ...]) -> tuple[list[Any], TfliteValue]:
@@ -199,28 +178,18 @@ def _broadcast(call: TfliteCall, indices: tuple[int, ...]) -> tuple[list[Any], T
     return operands, TfliteValue(computed[0].tensor, shape, extra_batch)
 
 
-def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
-    """Return a rule for two operands: a layer for two computed tensors, otherwise an operation."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        operands, like = _broadcast(call, (0, 1))
-        if layer and all(isinstance(operand, TfliteValue) for operand in operands):
-            result = call.layer(kind, {}, [operands], like)
-        else:
-            result = call.operation(NUMPY, kind, {}, operands, like)
-        return call.activated(result)
-
-    return rule
+def arithmetic(call: TfliteCall, kind: str) -> TfliteValue:
+    """Two operands: a layer for two computed tensors, if Keras has a layer, otherwise an operation."""
+    operands, like = _broadcast(call, (0, 1))
+    if kind in WITH_LAYER and all(isinstance(operand, TfliteValue) for operand in operands):
+        return call.activated(call.layer(kind, {}, [operands], like))
+    return call.activated(call.operation(NUMPY, kind, {}, operands, like))
 
 
-def comparison(kind: str) -> Callable[[TfliteCall], TfliteValue]:
-    """Return a rule for EQUAL, LESS and similar; only SELECT and logical operators can use the result."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        operands, like = _broadcast(call, (0, 1))
-        return call.operation(NUMPY, kind, {}, operands, like)
-
-    return rule
+def comparison(call: TfliteCall, kind: str) -> TfliteValue:
+    """EQUAL, LESS and similar; only SELECT and logical operators can use the result."""
+    operands, like = _broadcast(call, (0, 1))
+    return call.operation(NUMPY, kind, {}, operands, like)
 
 
 def select(call: TfliteCall) -> TfliteValue:
@@ -266,23 +235,15 @@ def negative(call: TfliteCall) -> TfliteValue:
     return call.operation(NUMPY, "Multiply", {}, [source, -1.0], source)
 
 
-def unary(module: str, kind: str, **config: Any) -> Callable[[TfliteCall], TfliteValue]:
-    """Return a rule for an element-wise Keras operation."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        source = call.value(0)
-        return call.operation(module, kind, config, [source], source)
-
-    return rule
+def unary(call: TfliteCall, module: str, kind: str, **config: Any) -> TfliteValue:
+    """An element-wise operation of Keras."""
+    source = call.value(0)
+    return call.operation(module, kind, config, [source], source)
 
 
-def activation(name: str) -> Callable[[TfliteCall], TfliteValue]:
-    """Return a rule for an activation by its Keras name."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        return call.activation(name, call.value(0))
-
-    return rule
+def activation(call: TfliteCall, name: str) -> TfliteValue:
+    """An activation by its Keras name."""
+    return call.activation(name, call.value(0))
 
 
 def gelu(call: TfliteCall) -> TfliteValue:
@@ -349,59 +310,40 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
     return call.operation(NUMPY, "Matmul", {}, operands, like)
 
 
-RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
+COMPARISONS = {"EQUAL": "Equal", "NOT_EQUAL": "NotEqual", "GREATER": "Greater", "GREATER_EQUAL": "GreaterEqual"}
+COMPARISONS |= {"LESS": "Less", "LESS_EQUAL": "LessEqual", "LOGICAL_AND": "LogicalAnd", "LOGICAL_OR": "LogicalOr"}
+ARITHMETIC = {"ADD": "Add", "SUB": "Subtract", "MUL": "Multiply", "DIV": "Divide", "POW": "Power"}
+ARITHMETIC |= {"MAXIMUM": "Maximum", "MINIMUM": "Minimum"}
+UNARY = {"ABS": "Absolute", "LOGICAL_NOT": "LogicalNot"} | {
+    name: name.title() for name in ("EXP", "LOG", "SQRT", "SIN", "COS", "FLOOR", "CEIL", "SIGN")
+}
+ACTIVATIONS = {"LOGISTIC": "sigmoid", "HARD_SWISH": "hard_silu"} | {
+    name: name.lower() for name in ("RELU", "RELU6", "RELU_N1_TO_1", "TANH", "ELU", "LOG_SOFTMAX")
+}
+RULES: Mapping[str, Rule] = {
     "CONV_2D": conv_2d,
     "DEPTHWISE_CONV_2D": depthwise_conv_2d,
     "TRANSPOSE_CONV": transpose_conv,
     "FULLY_CONNECTED": fully_connected,
-    "AVERAGE_POOL_2D": pool("AveragePooling2D"),
-    "MAX_POOL_2D": pool("MaxPooling2D"),
-    "ADD": arithmetic("Add", layer=True),
-    "SUB": arithmetic("Subtract", layer=True),
-    "MUL": arithmetic("Multiply", layer=True),
-    "DIV": arithmetic("Divide", layer=False),
-    "MAXIMUM": arithmetic("Maximum", layer=True),
-    "MINIMUM": arithmetic("Minimum", layer=True),
-    "POW": arithmetic("Power", layer=False),
-    "EQUAL": comparison("Equal"),
-    "NOT_EQUAL": comparison("NotEqual"),
-    "GREATER": comparison("Greater"),
-    "GREATER_EQUAL": comparison("GreaterEqual"),
-    "LESS": comparison("Less"),
-    "LESS_EQUAL": comparison("LessEqual"),
-    "LOGICAL_AND": comparison("LogicalAnd"),
-    "LOGICAL_OR": comparison("LogicalOr"),
-    "LOGICAL_NOT": unary(NUMPY, "LogicalNot"),
+    "AVERAGE_POOL_2D": partial(pool, kind="AveragePooling2D"),
+    "MAX_POOL_2D": partial(pool, kind="MaxPooling2D"),
+    **{name: partial(arithmetic, kind=kind) for name, kind in ARITHMETIC.items()},
+    **{name: partial(comparison, kind=kind) for name, kind in COMPARISONS.items()},
     "SELECT": select,
     "SELECT_V2": select,
     "SQUARED_DIFFERENCE": squared_difference,
-    "RELU": activation("relu"),
-    "RELU6": activation("relu6"),
-    "RELU_N1_TO_1": activation("relu_n1_to_1"),
-    "RELU_0_TO_1": unary(NUMPY, "Clip", x_min=0.0, x_max=1.0),
-    "LOGISTIC": activation("sigmoid"),
-    "TANH": activation("tanh"),
-    "ELU": activation("elu"),
-    "HARD_SWISH": activation("hard_silu"),
-    "LOG_SOFTMAX": activation("log_softmax"),
+    **{name: partial(activation, name=keras_name) for name, keras_name in ACTIVATIONS.items()},
+    "RELU_0_TO_1": partial(unary, module=NUMPY, kind="Clip", x_min=0.0, x_max=1.0),
     "GELU": gelu,
     "LEAKY_RELU": leaky_relu,
     "PRELU": prelu,
     "SOFTMAX": softmax,
     "L2_NORMALIZATION": normalization,
     "BATCH_MATMUL": batch_matmul,
-    "RSQRT": unary(MATH, "Rsqrt"),
-    "EXP": unary(NUMPY, "Exp"),
-    "LOG": unary(NUMPY, "Log"),
-    "SQRT": unary(NUMPY, "Sqrt"),
+    "RSQRT": partial(unary, module=MATH, kind="Rsqrt"),
+    **{name: partial(unary, module=NUMPY, kind=kind) for name, kind in UNARY.items()},
     "SQUARE": square,
-    "ABS": unary(NUMPY, "Absolute"),
     "NEG": negative,
-    "SIN": unary(NUMPY, "Sin"),
-    "COS": unary(NUMPY, "Cos"),
-    "FLOOR": unary(NUMPY, "Floor"),
-    "CEIL": unary(NUMPY, "Ceil"),
-    "SIGN": unary(NUMPY, "Sign"),
     **shapes.RULES,
 }
-"""By operator what becomes of it; one that is not here has no counterpart."""
+"""Import rules by operator; all other operators are unsupported."""

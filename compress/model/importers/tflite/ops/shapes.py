@@ -5,17 +5,21 @@ Source: tensorflow/lite/kernels/internal/reference and schema.fbs, version 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from compress.model.importers.common import shape_rules
-from compress.model.importers.common.layer_calls import NN, NotImportedError
+from compress.model.importers.common.graph_builder import NN, NotImportedError
 from compress.model.importers.common.shape_rules import axis_of
 from compress.model.importers.tflite.network import Rule, TfliteCall, TfliteValue
 
 MODES = ("reflect", "symmetric")
 """Modes of MIRROR_PAD. Source: schema.fbs, MirrorPadMode."""
+MASKS = {"begin_mask": "beginMask", "end_mask": "endMask", "ellipsis_mask": "ellipsisMask"}
+MASKS |= {"new_axis_mask": "newAxisMask", "shrink_axis_mask": "shrinkAxisMask"}
+"""Options of STRIDED_SLICE by TensorFlow's name of the mask."""
 LARGEST_PAD = 2**20
 """A damaged value would make Keras allocate a tensor of many gigabytes."""
 
@@ -63,13 +67,7 @@ def strided_slice(call: TfliteCall) -> TfliteValue:
     begin, end, strides = (call.integers(index) for index in (1, 2, 3))
     if not len(begin) == len(end) == len(strides) or 0 in strides:
         raise NotImportedError(f"it slices {len(begin)} dimensions of {list(value.shape)}")
-    masks = {
-        "begin_mask": call.option("beginMask"),
-        "end_mask": call.option("endMask"),
-        "ellipsis_mask": call.option("ellipsisMask"),
-        "new_axis_mask": call.option("newAxisMask"),
-        "shrink_axis_mask": call.option("shrinkAxisMask"),
-    }
+    masks = {name: call.option(option) for name, option in MASKS.items()}
     keys = shape_rules.strided_keys(begin, end, strides, masks, offset=bool(call.option("offset", False)))
     return shape_rules.index(call, value, keys)
 
@@ -144,20 +142,16 @@ def mirror_pad(call: TfliteCall) -> TfliteValue:
     return shape_rules.pad(call, value, pads, MODES[mode])
 
 
-def resize(interpolation: str) -> Rule:
+def resize(call: TfliteCall, interpolation: str) -> TfliteValue:
     """RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR, as Keras samples images: at the centres of pixels."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        return shape_rules.resize(
-            call,
-            call.batched(0, 4),
-            call.integers(1),
-            interpolation,
-            align_corners=bool(call.option("alignCorners", False)),
-            half_pixel_centers=bool(call.option("halfPixelCenters", False)),
-        )
-
-    return rule
+    return shape_rules.resize(
+        call,
+        call.batched(0, 4),
+        call.integers(1),
+        interpolation,
+        align_corners=bool(call.option("alignCorners", False)),
+        half_pixel_centers=bool(call.option("halfPixelCenters", False)),
+    )
 
 
 def space_to_depth(call: TfliteCall) -> TfliteValue:
@@ -180,14 +174,10 @@ def depth_to_space(call: TfliteCall) -> TfliteValue:
     return call.operation(NN, "DepthToSpace", {"block_size": size}, [value], like)
 
 
-def reduced(kind: str) -> Rule:
+def reduced(call: TfliteCall, kind: str) -> TfliteValue:
     """MEAN, SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD."""
-
-    def rule(call: TfliteCall) -> TfliteValue:
-        keep = bool(call.option("keepDims", False))
-        return shape_rules.reduce(call, call.value(0), kind, call.integers(1), keep=keep)
-
-    return rule
+    keep = bool(call.option("keepDims", False))
+    return shape_rules.reduce(call, call.value(0), kind, call.integers(1), keep=keep)
 
 
 def tile(call: TfliteCall) -> TfliteValue:
@@ -205,7 +195,7 @@ def broadcast_to(call: TfliteCall) -> TfliteValue:
     return shape_rules.tile(call, call.in_shape(value, before), repeats)
 
 
-RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
+RULES: Mapping[str, Rule] = {
     "RESHAPE": reshape,
     "SQUEEZE": reshape,
     "EXPAND_DIMS": reshape,
@@ -222,15 +212,15 @@ RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "PAD": pad,
     "PADV2": pad,
     "MIRROR_PAD": mirror_pad,
-    "RESIZE_BILINEAR": resize("bilinear"),
-    "RESIZE_NEAREST_NEIGHBOR": resize("nearest"),
+    "RESIZE_BILINEAR": partial(resize, interpolation="bilinear"),
+    "RESIZE_NEAREST_NEIGHBOR": partial(resize, interpolation="nearest"),
     "SPACE_TO_DEPTH": space_to_depth,
     "DEPTH_TO_SPACE": depth_to_space,
-    "MEAN": reduced("Mean"),
-    "SUM": reduced("Sum"),
-    "REDUCE_MAX": reduced("Max"),
-    "REDUCE_MIN": reduced("Min"),
-    "REDUCE_PROD": reduced("Prod"),
+    "MEAN": partial(reduced, kind="Mean"),
+    "SUM": partial(reduced, kind="Sum"),
+    "REDUCE_MAX": partial(reduced, kind="Max"),
+    "REDUCE_MIN": partial(reduced, kind="Min"),
+    "REDUCE_PROD": partial(reduced, kind="Prod"),
     "TILE": tile,
     "BROADCAST_TO": broadcast_to,
 }
