@@ -25,14 +25,8 @@ NO_AP50 = 1e-3
 def judge_outputs(
     facts: Mapping[str, Any], names: Sequence[str], original: str, result: str
 ) -> dict[str, degeneracy.Judgement]:
-    """Decide for two detectors whether they find the same, or nothing, in nearly every image, or no object at all.
-
-    Args:
-        facts: the facts of `Detection.evaluate`.
-        names: the class names.
-        original: the subject compared with.
-        result: the subject compared; it may be the same one.
-    """
+    """Decide for two detectors whether they find the same, or nothing, in nearly every image, or no object at all;
+    arguments as in `Task.compare`."""
     del names
     before = degeneracy.Spread(**facts[original]["spread"])
     return {original: _judge(facts[original], None), result: _judge(facts[result], before)}
@@ -51,14 +45,7 @@ def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> dege
 def spread(
     answers: Sequence[Detections], truth: Sequence[Truth], names: Sequence[str], split: str
 ) -> degeneracy.Spread:
-    """Count the most frequent output of a detector: its best detection, by class and position, or nothing.
-
-    Args:
-        answers: the detections of each image.
-        truth: the objects of each image, in the same order.
-        names: the class names.
-        split: the name of the split.
-    """
+    """Count the most frequent output of a detector: its best detection, by class and position, or nothing."""
     best = [int(detections.classes[0]) if len(detections) else -1 for detections in answers]
     classes, counts = np.unique(best, return_counts=True)
     answer = int(classes[counts.argmax()])
@@ -93,7 +80,6 @@ def _same_detection(
 
 
 def _finds_first(answer: Detections, label: int) -> bool:
-    """Return True if the best detection has a class."""
     return bool(len(answer)) and int(answer.classes[0]) == label
 
 
@@ -116,14 +102,8 @@ def _measurement(value: float | None, note: str) -> Measurement:
 
 
 def compare(facts: Mapping[str, Any], names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-    """Return the difference of two models: drop of average precision, agreement, figures per class.
-
-    Args:
-        facts: the facts of `Detection.evaluate`.
-        names: the class names.
-        original: the subject compared with.
-        result: the subject compared.
-    """
+    """Return the difference of two detectors: drop of average precision, agreement, figures per class; arguments as in
+    `Task.compare`."""
     measurements = {
         f"{name}_drop": _drop(facts[original][name], facts[result][name]).to_json() for name in ("ap", "ap50")
     }

@@ -22,21 +22,22 @@ from compress.tasks.base import (
     Location,
     ModelOutputs,
     RandomChanges,
+    Refusal,
     Rows,
     Specification,
     Task,
+    Use,
     refuse_misfit,
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.detection_augmentation import augmentation
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.illustrations import ObjectsIllustrator
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.moved_images import augmentation
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
-from deploy.contract.detection import SURE, Detections, Detector, DetectorParts, agreement
+from deploy.contract.detection import SURE, Detections, Detector, agreement
 from deploy.contract.detector_specification import DetectionError
 
 LIKELY = 100
@@ -45,11 +46,7 @@ LIKELY = 100
 
 @dataclass(frozen=True)
 class ByObjects(Judge):
-    """The comparison of two detectors: the scores, the boxes of likely anchors, and the objects that are found.
-
-    Attributes:
-        detector: reads the outputs.
-    """
+    """The comparison of two detectors: the scores, the boxes of likely anchors, and the objects that are found."""
 
     detector: Detector
 
@@ -58,26 +55,18 @@ class ByObjects(Judge):
         before, after = (self.detector.parts(self.detector.split(rows)) for rows in (expected, actual))
         best = self.detector.probabilities(before).max(axis=2)
         likely = np.argsort(-best, axis=1, kind="stable")[:, :LIKELY, np.newaxis]
-        near = [
-            np.take_along_axis(output_parts.boxes, likely, axis=1).reshape(len(best), -1)
-            for output_parts in (before, after)
-        ]
-        scores = [
-            np.concatenate(_score_parts(output_parts), axis=2).reshape(len(best), -1)
-            for output_parts in (before, after)
-        ]
-        return np.asarray((snr_db(near[0], near[1]) + snr_db(scores[0], scores[1])) / 2)
+        near, scores = [], []
+        for parts in (before, after):
+            near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(len(best), -1))
+            score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
+            scores.append(np.concatenate(score_parts, axis=2).reshape(len(best), -1))
+        return np.asarray((snr_db(*near) + snr_db(*scores)) / 2)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the objects that both find; 1 if neither finds any."""
         answers = [_detections(self.detector, rows) for rows in (expected, actual)]
         pairs = zip(*answers, strict=True)
         return np.array([agreement([one], [other])[0] for one, other in pairs])
-
-
-def _score_parts(parts: DetectorParts) -> list[Rows]:
-    """Return the scores, and the objectness if there is one."""
-    return [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
 
 
 class Detection(Task):
@@ -108,16 +97,7 @@ class Detection(Task):
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:
-        """Return the head of a detector with these anchors, after a check that it fits the data.
-
-        Args:
-            model: a Keras model of the data's input shape.
-            data: with objects.
-            specification: of the anchors, see `deploy.contract.detection`; None where they are unknown.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """Return the head of a detector; its specification (`deploy.contract.detection`) is necessary."""
         detector = detector_of(specification)
         refuse_misfit(model, data, len(detector.specification["tensors"]))
         columns = len(data.class_names) + (detector.specification["background"] is not None)
@@ -216,27 +196,17 @@ class Detection(Task):
 def moving_steps(settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
     """Return the preprocessing steps in pipeline.yaml that would move objects."""
     refusals: list[tuple[Location, Refusal]] = []
-    for index, entry in enumerate(settings["data"].get("preprocess") or ()):
-        refusal = _moving(entry)
-        if refusal is not None:
-            refusals.append((("data", "preprocess", index), refusal))
+    for index, step in enumerate(settings["data"].get("preprocess") or ()):
+        name = step if isinstance(step, str) else next(iter(step))
+        if name not in image_geometry.STEPS:
+            what = f"after {name}, the positions of objects are not known"
+            refusals.append((("data", "preprocess", index), Refusal(what, ", ".join(image_geometry.STEPS))))
     return refusals
 
 
-def _moving(step: Any) -> Refusal | None:
-    """Return why a preprocessing step cannot be used with boxes, or None."""
-    name = step if isinstance(step, str) else next(iter(step))
-    if name in image_geometry.STEPS:
-        return None
-    return Refusal(f"after {name}, the positions of objects are not known", ", ".join(image_geometry.STEPS))
-
-
 def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
-    """Refuse a Keras model whose outputs are not those of a detector with `columns` scores at each location.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Raise a ModelError if the outputs of a Keras model are not those of a detector with `columns` scores at each
+    location."""
     entries = detector.specification["tensors"]
     sizes = detector.output_sizes(columns)
     shapes = [tuple(int(side) for side in output.shape[1:]) for output in model.outputs]
@@ -255,11 +225,6 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
 
 
 def _detections(detector: Detector, rows: Rows) -> list[Detections]:
-    """Return the detections of each sample.
-
-    Raises:
-        ModelError: the outputs are not those of the detector.
-    """
     try:
         outputs = detector.split(rows)
     except DetectionError as error:
@@ -280,7 +245,7 @@ def detector_of(specification: Any) -> Detector:
     """Return the detector of a specification.
 
     Raises:
-        ModelError: there is none, or it cannot be used.
+        ModelError: the specification is None, or invalid.
     """
     if specification is None:
         raise ModelError(

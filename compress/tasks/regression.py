@@ -13,11 +13,9 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.core.measurement import Z95, Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.tasks.base import ModelOutputs, Rows, Specification
+from compress.tasks.base import ModelOutputs, Refusal, Rows, Specification, Use, pooled_dense
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
-from compress.tasks.new_head import pooled_dense
-from compress.tasks.refusal import Refusal, Use
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
@@ -32,8 +30,6 @@ WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "embedding": Refusal("the last layer of the model does not give scores of classes", hint="leave it out"),
 }
 """Methods that need one class for each sample."""
-
-
 PREDICTED = 0.5
 """Share of a target's variance that the original explains, from which the target counts on its own."""
 
@@ -53,11 +49,7 @@ class Regression(MeasuredTask):
     agreement_note: ClassVar[str] = f"predictions that differ by at most {SAME:g} of their standard deviation"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ValuesHead:
-        """Return the head of a model with one output for each target.
-
-        Raises:
-            ModelError: several inputs or outputs, or shapes that differ from the data's.
-        """
+        """Return the head of a model with one output for each target."""
         del specification
         refuse_shape(model, data, [len(data.class_names)], "one value for each target")
         return ValuesHead(tuple(spread_of(data.targets("train")).tolist()))
@@ -65,14 +57,6 @@ class Regression(MeasuredTask):
     def new_head(self, features: Any, data: Data, dropout: float) -> Any:
         """Return one value for each target."""
         return pooled_dense(features, len(data.class_names), None, dropout)
-
-    def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the targets: float32 [n, targets]."""
-        return data.targets(split)
-
-    def constant(self, data: Data) -> Rows:
-        """Return the mean of the training targets."""
-        return np.asarray(np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the predictions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 
@@ -47,7 +47,8 @@ def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
     throttling = _throttling(readings)
     if throttling:
         reasons["throttled"] = "the board reports: %s" % ", ".join(throttling)
-    name, celsius = _hottest(readings)
+    sensors = [sensor for row in readings for sensor in row["temperatures_c"].items()]
+    name, celsius = max(sensors, key=lambda sensor: sensor[1], default=("", 0.0))
     if celsius >= HOT_C:
         reasons["hot"] = "%s reached %.0f degrees" % (name, celsius)
     clocks = [row["clock_mhz"] for row in readings if row["clock_mhz"]]
@@ -84,15 +85,3 @@ def _throttling(readings: List[Facts]) -> List[str]:
     for row in readings:
         bits |= row["throttled"] or 0
     return [name for bit, name in THROTTLING.items() if bits & bit]
-
-
-def _hottest(readings: List[Facts]) -> Tuple[str, float]:
-    """Return the name and the temperature of the hottest sensor."""
-    name = ""
-    celsius = 0.0
-    for row in readings:
-        for sensor, value in row["temperatures_c"].items():
-            if value > celsius:
-                name = sensor
-                celsius = value
-    return name, celsius

@@ -46,8 +46,8 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
     from compress.tasks.detection import padded
+    from compress.tasks.detection_head import match
 
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # overlaps little with every anchor: the best one is forced
@@ -59,8 +59,8 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
     from compress.tasks.detection import padded
+    from compress.tasks.detection_head import match
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     targets = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
@@ -69,8 +69,8 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.tasks.anchor_matching import match
     from compress.tasks.detection import padded
+    from compress.tasks.detection_head import match
 
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
@@ -82,8 +82,8 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.tasks.anchor_matching import match
     from compress.tasks.detection import DetectionHead, padded
+    from compress.tasks.detection_head import match
 
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
@@ -216,7 +216,7 @@ def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
 
-    from compress.tasks.detection_augmentation import _moved_objects
+    from compress.tasks.moved_images import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])
