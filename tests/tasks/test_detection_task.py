@@ -14,6 +14,10 @@ from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
 from compress.learning.training.batches import Augment
 from compress.tasks.base import Draws
+from compress.tasks.detection import Detection, padded
+from compress.tasks.detection_head import DetectionHead, match
+from compress.tasks.moved_images import _moved_objects, augmentation
+from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
 pytestmark = pytest.mark.tensorflow
@@ -36,8 +40,6 @@ class Found(Blobs):
 
 
 def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
-    from compress.tasks.detection import padded
-
     rows = padded([objects((1, QUARTER), (0, WHOLE)), objects()])
     assert rows.shape == (2, 2, 5)
     np.testing.assert_allclose(rows[0, 0], [1, *QUARTER])
@@ -46,9 +48,6 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.tasks.detection import padded
-    from compress.tasks.detection_head import match
-
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # overlaps little with every anchor: the best one is forced
     targets = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
@@ -59,9 +58,6 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.tasks.detection import padded
-    from compress.tasks.detection_head import match
-
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     targets = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
     assert np.asarray(targets.positive).tolist() == [[1, 0, 0]]  # the overlaps are 1, 0.45 and 0.3
@@ -69,9 +65,6 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.tasks.detection import padded
-    from compress.tasks.detection_head import match
-
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
     targets = match(detector, padded([objects((0, box))]))
@@ -82,9 +75,6 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.tasks.detection import DetectionHead, padded
-    from compress.tasks.detection_head import match
-
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
     boxes = np.asarray(match(detector, labels).boxes)
@@ -112,7 +102,6 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
     from compress.learning.training.loop import fit, own_loss
     from compress.pipeline.stages.train import Train
-    from deploy.contract.average_precision import average_precision
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -148,23 +137,20 @@ def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any
 
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
-    from compress.tasks.detection import Detection
-
     head_of = Detection().head
-
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
-    for sizes, message in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\], scores \[5, 2\]")):
+    fitting = outputs(keras, 5, 4, 2)
+    for model, specification, message in (
+        (outputs(keras, 5, 4), TWO, "1 outputs; allowed: 2 outputs"),
+        (outputs(keras, 5, 2, 4), TWO, r"boxes \[5, 4\], scores \[5, 2\]"),
+        (outputs(keras, 6, 4, 2), TWO, r"shapes \[6, 4\], \[6, 2\]"),
+        (outputs(keras, 5, 4, 2, sigmoid=True), TWO, "probabilities; set `scores: probabilities`"),
+        (fitting, None, r"the anchors of the model are not known; describe them under model.detector"),
+        (fitting, {**TWO, "map": 1}, "unknown key 'map'"),
+    ):
         with pytest.raises(ModelError, match=message):
-            head_of(outputs(keras, 5, *sizes), data, TWO)
-    with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):
-        head_of(outputs(keras, 6, 4, 2), data, TWO)
-    with pytest.raises(ModelError, match="probabilities; set `scores: probabilities`"):
-        head_of(outputs(keras, 5, 4, 2, sigmoid=True), data, TWO)
-    with pytest.raises(ModelError, match=r"the anchors of the model are not known; describe them under model.detector"):
-        head_of(outputs(keras, 5, 4, 2), data, None)
-    with pytest.raises(ModelError, match="unknown key 'map'"):
-        head_of(outputs(keras, 5, 4, 2), data, {**TWO, "map": 1})
+            head_of(model, data, specification)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +158,6 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 )
 def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict[str, Any]) -> None:
     import tensorflow
-
-    from compress.tasks.detection import augmentation
 
     random = np.random.default_rng(0)
     count, side = 32, 40
@@ -202,8 +186,6 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
 def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
     import tensorflow
 
-    from compress.tasks.detection import augmentation
-
     change = augmentation(Augment(zoom=0.3))
     signature = [tensorflow.TensorSpec((None, 40, 32, 1)), tensorflow.TensorSpec((None, 1, 5))]
     graph = tensorflow.function(
@@ -215,8 +197,6 @@ def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
 
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
-
-    from compress.tasks.moved_images import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])

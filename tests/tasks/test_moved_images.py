@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compress.learning.training.batches import Augment
+from compress.tasks import moved_images
 from compress.tasks.base import Draws
 
 HEIGHT, WIDTH = 41, 61
@@ -48,12 +49,8 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
 ) -> None:
     import tensorflow as tf
 
-    from compress.tasks import moved_images
-
     angle = math.radians(degrees)
-    motion = moved_images.Motion(
-        *(tf.constant([component, component], tf.float32) for component in (scale, angle, shift))
-    )
+    motion = moved_images.Motion(*(tf.constant([part, part], tf.float32) for part in (scale, angle, shift)))
     result = np.asarray(moved_images.moved(tf.constant(images), motion))
     row, column = centre(result[0])
     y, x = row * scale[0], column * scale[1]
@@ -69,8 +66,6 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
 
 def test_motions_depend_on_the_seeds_and_stay_within_the_settings(keras: Any) -> None:
     import tensorflow as tf
-
-    from compress.tasks import moved_images
 
     augment = Augment(flip=True, shift=0.1, zoom=0.2, rotate=30)
     draws = [Draws(tf.constant(seeds), 500, range(500)) for seeds in ([1, 2], [1, 2], [1, 3])]

@@ -43,12 +43,10 @@ def detectors(draw: Any) -> Detector:
 
 def empty_rows(detector: Detector, samples: int) -> np.ndarray:
     """Return outputs with scores of 0.0000001."""
-    columns = [
-        np.full((samples, count * width), -16.0 if entry["part"] in ("scores", "objectness") else 0.1, np.float32)
-        for entry, (count, width) in zip(
-            detector.specification["tensors"], detector.output_sizes(len(NAMES)), strict=True
-        )
-    ]
+    columns = []
+    for entry, size in zip(detector.specification["tensors"], detector.output_sizes(len(NAMES)), strict=True):
+        value = -16.0 if entry["part"] in ("scores", "objectness") else 0.1
+        columns.append(np.full((samples, size[0] * size[1]), value, np.float32))
     return np.concatenate(columns, axis=1)
 
 
@@ -75,14 +73,9 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
     rows = empty_rows(detector, samples)
     truth = [NOTHING] * samples
     answers = [detector([part[0] for part in detector.split(row[np.newaxis])]) for row in rows]
-    facts = {
-        name: {
-            **average_precision.evaluate(answers, truth, len(NAMES), "test"),
-            "spread": vars(average_precision.spread(answers, truth, NAMES, "test")),
-        }
-        for name in ("original", "result")
-    }
-    facts["agreement"] = agreement(answers, answers)  # type: ignore[assignment]
+    model = average_precision.evaluate(answers, truth, len(NAMES), "test")
+    model["spread"] = vars(average_precision.spread(answers, truth, NAMES, "test"))
+    facts = {"original": model, "result": model, "agreement": agreement(answers, answers)}
     compared = average_precision.compare(facts, NAMES, "original", "result")
     assert compared["measurements"]["agreement"]["value"] is None
     assert set(average_precision.judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
@@ -102,14 +95,8 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
 def test_the_comparison_says_that_nothing_was_found() -> None:
     """An agreement of 1 over no objects would look like a good result."""
     error = {"value": 0.1, "unit": "fraction", "how": "measured"}
-    facts = {
-        "samples": 4,
-        "agreement": 1.0,
-        "sure_objects": 0,
-        "found_again": [(0, 0)],
-        "original": {"error": error},
-        "result": {"error": error},
-    }
+    facts: dict[str, Any] = {"samples": 4, "agreement": 1.0, "sure_objects": 0, "found_again": [(0, 0)]}
+    facts |= {"original": {"error": error}, "result": {"error": error}}
     task = UnlabelledDetection()
     agreed = task.compare(facts, NAMES, "original", "result")["measurements"]["agreement"]
     assert agreed["value"] is None

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.learning.distillation.settings import DistillationSettings
+from compress.tasks.detection_head import DetectionHead
+from compress.tasks.task_aligned import assign, generalized_overlap, loss_parts, overlap
 from deploy.contract.detection import Detector, DetectorParts
 from deploy.contract.suppression import overlaps
 
@@ -47,8 +50,6 @@ def raw_boxes(reader: Detector, box: tuple[float, float, float, float]) -> Any:
 
 
 def test_overlaps_are_those_of_the_evaluation(keras: Any) -> None:
-    from compress.tasks.task_aligned import generalized_overlap, overlap
-
     random = np.random.default_rng(0)
     corners = random.random((2, 20, 2, 2)).astype(np.float32)
     first, second = np.sort(corners, axis=2).reshape(2, 20, 4)
@@ -60,8 +61,6 @@ def test_overlaps_are_those_of_the_evaluation(keras: Any) -> None:
 
 
 def test_the_best_ten_locations_inside_an_object_are_assigned_to_it(keras: Any) -> None:
-    from compress.tasks.task_aligned import assign
-
     reader = detector()
     box = (0.1, 0.1, 0.9, 0.9)
     likely = np.full((1, LOCATIONS, CLASSES), 0.1, np.float32)
@@ -85,8 +84,6 @@ def test_the_best_ten_locations_inside_an_object_are_assigned_to_it(keras: Any) 
 
 
 def test_no_more_than_ten_locations_are_assigned_if_they_differ(keras: Any) -> None:
-    from compress.tasks.task_aligned import assign
-
     likely = np.random.default_rng(0).random((1, LOCATIONS, CLASSES)).astype(np.float32)
     box = (0.0, 0.0, 1.0, 1.0)
     predicted = np.broadcast_to(np.array(box, np.float32), (1, LOCATIONS, 4))
@@ -96,8 +93,6 @@ def test_no_more_than_ten_locations_are_assigned_if_they_differ(keras: Any) -> N
 
 
 def test_a_location_in_two_objects_belongs_to_the_one_that_it_overlaps_most(keras: Any) -> None:
-    from compress.tasks.task_aligned import assign
-
     left, right = (0.0, 0.0, 1.0, 0.6), (0.0, 0.4, 1.0, 1.0)
     likely = np.full((1, LOCATIONS, CLASSES), 0.5, np.float32)
     for box, label in ((left, 0), (right, 1)):
@@ -110,8 +105,6 @@ def test_a_location_in_two_objects_belongs_to_the_one_that_it_overlaps_most(kera
 
 
 def test_an_object_without_a_location_inside_gets_the_nearest_and_padding_gets_none(keras: Any) -> None:
-    from compress.tasks.task_aligned import assign
-
     tiny = (0.49, 0.49, 0.51, 0.51)  # between the centres of the cells
     likely = np.full((1, LOCATIONS, CLASSES), 0.5, np.float32)
     predicted = np.concatenate([detector().anchors[:, :2] - 0.05, detector().anchors[:, :2] + 0.05], axis=1)[None]
@@ -126,8 +119,6 @@ def test_an_object_without_a_location_inside_gets_the_nearest_and_padding_gets_n
 @pytest.mark.parametrize("order", ["xy", "yx"])
 @pytest.mark.parametrize("code", ["dfl", "ltrb"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, code: str, order: str) -> None:
-    from compress.tasks.task_aligned import assign, loss_parts
-
     reader = detector(code, order=order)
     box = (0.25, 0.125, 0.625, 0.5)
     objects = rows((1, box))
@@ -163,8 +154,6 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 def test_gradients_are_finite_without_objects_too_and_in_graphs_of_any_batch(keras: Any, code: str) -> None:
     import tensorflow
 
-    from compress.tasks.detection_head import DetectionHead
-
     entries = [{"part": part, "map": index} for index in range(2) for part in ("boxes", "scores")]
     head = DetectionHead(detector(code, tensors=entries), CLASSES)
     width = 4 * BINS if code == "dfl" else 4
@@ -193,8 +182,6 @@ def test_gradients_are_finite_without_objects_too_and_in_graphs_of_any_batch(ker
 
 
 def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
-    from compress.tasks.task_aligned import loss_parts
-
     reader = Detector({"maps": [{"cells": [4, 4]}], "code": "dfl", "bins": BINS})
     box = (0.0625, 0.1875, 0.5625, 0.6875)  # from the centre of cell 1, 1: 1.25, 0.75, 0.75, 1.25 cells
     probabilities = np.full((4, BINS), 1e-6)
@@ -220,9 +207,6 @@ def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
 def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_an_object(
     keras: Any, code: str
 ) -> None:
-    from compress.learning.distillation.settings import DistillationSettings
-    from compress.tasks.detection_head import DetectionHead
-
     head = DetectionHead(detector(code), CLASSES)
     random = np.random.default_rng(0)
     width = 4 * BINS if code == "dfl" else 4
