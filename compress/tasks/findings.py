@@ -53,6 +53,9 @@ TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
 
 
+Level = Literal["not usable", "warning"]
+
+
 @dataclass(frozen=True)
 class VerdictReason:
     """A reason for the verdict on a result.
@@ -67,7 +70,7 @@ class VerdictReason:
             for noise hardly differ from sample to sample.
     """
 
-    level: Literal["not usable", "warning"]
+    level: Level
     text: str
     cause: Literal["model", "named", "compression"] = "compression"
     gain: float | None = None
@@ -119,15 +122,12 @@ def unlike_original(agreement: float, outputs: Sequence[Mapping[str, Any]]) -> l
     return reasons + little_left([output for output in outputs if (output["agreement"] or 0.0) < DOUBTFUL])
 
 
-def little_left(
-    outputs: Sequence[Mapping[str, Any]], level: Literal["not usable", "warning"] = "not usable"
-) -> list[VerdictReason]:
+def little_left(outputs: Sequence[Mapping[str, Any]], level: Level = "not usable") -> list[VerdictReason]:
     """Name the outputs whose errors are so large that little of their values is left."""
-    noisy = [
-        f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in outputs if output["sqnr_db"] < LITTLE_LEFT_DB
-    ]
-    if not noisy:
+    poor = [output for output in outputs if output["sqnr_db"] < LITTLE_LEFT_DB]
+    if not poor:
         return []
+    noisy = [f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in poor]
     listed = ", ".join(noisy[:MOST_NAMED]) + ", …" * (len(noisy) > MOST_NAMED)
     text = (
         f"little is left of {len(noisy)} outputs, whose errors have a third of the amplitude of their values or more: "
@@ -154,7 +154,7 @@ def channels(outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
                 f"{flat} of {total} channels of the output {output['name']} have one value for all samples, and vary "
                 "in the original"
             )
-            level: Literal["not usable", "warning"] = "not usable" if flat >= MOST_FLAT * total else "warning"
+            level: Level = "not usable" if flat >= MOST_FLAT * total else "warning"
             reasons.append(VerdictReason(level, text, on_noise="warning" if level == "not usable" else "left out"))
     return reasons
 
@@ -223,12 +223,9 @@ def never_answered(
     )
     text = f"the result never answers {int(missing.sum())} of {len(names)} classes: {listed}"
     text += ", …" * (int(missing.sum()) > MOST_NAMED)
-    text += (
-        f"; the original recognizes {of_original:,} of these samples"
-        if of_original
-        else ", and neither does the original"
-    )
-    return [VerdictReason("not usable", text, "compression" if of_original else "model")]
+    if not of_original:
+        return [VerdictReason("not usable", f"{text}, and neither does the original", "model")]
+    return [VerdictReason("not usable", f"{text}; the original recognizes {of_original:,} of these samples")]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
@@ -253,7 +250,7 @@ def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> l
     else:
         advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
     lost = facts["outside"] >= MOST_OUTSIDE or facts["used"] < USED
-    level: Literal["not usable", "warning"] = "not usable" if lost and other is not None and not labelled else "warning"
+    level: Level = "not usable" if lost and other is not None and not labelled else "warning"
     return [VerdictReason(level, f"{text}; {advice}", "named")]
 
 

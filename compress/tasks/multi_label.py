@@ -13,15 +13,7 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import (
-    Judge,
-    Refusal,
-    Rows,
-    Shapes,
-    Specification,
-    Use,
-    pooled_dense,
-)
+from compress.tasks.base import Judge, Refusal, Rows, Shapes, Specification, Use, pooled_dense
 from compress.tasks.measured import MeasuredTask, ScoresHead, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval

@@ -20,17 +20,7 @@ from compress.core.measurement import Measurement, Metric
 from compress.data.types import Data
 from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.interpreter import LoadedModel
-from compress.tasks.base import (
-    Head,
-    Judge,
-    Refusal,
-    Rows,
-    Shapes,
-    Specification,
-    Use,
-    refuse_misfit,
-    snr_db,
-)
+from compress.tasks.base import Head, Judge, Refusal, Rows, Shapes, Specification, Use, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of

@@ -71,7 +71,8 @@ class Regression(MeasuredTask):
     def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
         """Return R² and the mean absolute error."""
         expected = np.asarray(targets, np.float64)
-        return {"r2": r_squared(expected, kept, note), "mae": mean_absolute_error(expected, kept, note)}
+        errors = np.abs(expected - kept).mean(axis=1)
+        return {"r2": r_squared(expected, kept, note), "mae": mean_with_interval(errors, "", note)}
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return also `r2_by_target` of each model: targets of large values do not hide others."""
@@ -112,12 +113,6 @@ def r_squared(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str
     if not np.isfinite(value):
         return missing("fraction", "the model's outputs are not finite")
     return Measurement(value, "fraction", "measured", note=note)
-
-
-def mean_absolute_error(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:
-    """Return the mean absolute error over all targets, with the 95% interval of a mean over samples."""
-    errors = np.abs(targets - rows).reshape(len(rows), -1).mean(axis=1)
-    return mean_with_interval(errors, "", note)
 
 
 def mean_with_interval(values: NDArray[np.float64], unit: str, note: str) -> Measurement:

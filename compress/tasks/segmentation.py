@@ -13,16 +13,7 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import (
-    Judge,
-    Location,
-    ModelOutputs,
-    Refusal,
-    Rows,
-    Shapes,
-    Specification,
-    Use,
-)
+from compress.tasks.base import Judge, Location, ModelOutputs, Refusal, Rows, Shapes, Specification, Use
 from compress.tasks.illustrations import MasksIllustrator
 from compress.tasks.measured import MeasuredTask, ScoresHead, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of

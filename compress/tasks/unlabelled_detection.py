@@ -12,16 +12,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import missing
 from compress.data.types import Data, Split
-from compress.tasks.base import (
-    EvaluationMembers,
-    Judge,
-    Location,
-    ModelOutputs,
-    Refusal,
-    Rows,
-    Specification,
-    Use,
-)
+from compress.tasks.base import EvaluationMembers, Judge, Location, ModelOutputs, Refusal, Rows, Specification, Use
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original

@@ -10,13 +10,13 @@ from typing import Any, Dict, List
 from deploy.doctor import pcie as doctor_pcie
 from deploy.doctor.command import Facts
 from deploy.runner import host
-from deploy.runner.problems import PROBLEMS, Finding
+from deploy.runner.problems import PROBLEMS, SET_PERFORMANCE, Finding
 
 HOT_C, DEAD_C = 85.0, -80.0
 """The apex driver throttles the Edge TPU from 85 degrees on (source: coral.ai, M.2 datasheet). A card that no longer
 responds reports -88 to -90 degrees (source: google-coral/edgetpu 843); a card in frost reports its temperature."""
-HOT_CPU_C = 80.0
 LOW_MEMORY, LOW_DISK = 96 << 20, 128 << 20
+"""Runtime and model need about 100 MiB of memory; a deployment needs disk space for the new version too."""
 EARLIEST = 1735689600.0
 """2025-01-01, before this code was written: an earlier clock is wrong."""
 _THROTTLED = (
@@ -181,7 +181,7 @@ def _heat(facts: Facts) -> List[Finding]:
         apex = name.startswith("apex")
         if apex and celsius < DEAD_C:
             result.append(PROBLEMS["dead"].finding("error", "%s reports %g degrees" % (name, celsius)))
-        elif celsius >= (HOT_C if apex else HOT_CPU_C):
+        elif celsius >= (HOT_C if apex else host.HOT_CPU_C):
             row = PROBLEMS["hot"].finding("warning", "%s has %.0f degrees" % (name, celsius))
             result.append(row if apex else row._replace(page=""))
     return result
@@ -236,5 +236,4 @@ def _governor(facts: Facts) -> List[Finding]:
     if not any((host.text_of(path) or "").strip() == "powersave" for path in paths):
         return []
     why = "the processor's part of an inference takes longer, and benchmarks vary with the load"
-    hint = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-    return [Finding("note", "governor", "the CPU governor is powersave", why, hint)]
+    return [Finding("note", "governor", "the CPU governor is powersave", why, SET_PERFORMANCE)]

@@ -95,10 +95,12 @@ class Recognition(Answer):
 
 
 class NamedOutputs:
-    """The outputs of a model for one sample, by name::
+    """The outputs of a model for one sample, by name and in the order of the model::
 
-    mask = outputs["mask"]      # float32, in the shape of the output without the batch
-    names = list(outputs)
+        mask = outputs["mask"]
+        names = list(outputs)
+
+    An output is float32, in the shape of the model's output without the batch.
     """
 
     __slots__ = ("arrays",)

@@ -16,6 +16,7 @@ LIBRARY_RELEASES = "github.com/feranick/libedgetpu/releases"
 UDEV_RULES = "/etc/udev/rules.d/99-coral.rules"
 USB_RULE = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e|18d1", MODE="0660", GROUP="plugdev"'
 PCI_RULE = 'SUBSYSTEM=="apex", MODE="0660", GROUP="apex"'
+SET_PERFORMANCE = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 _RELOAD = "sudo udevadm control --reload-rules && sudo udevadm trigger"
 _EDGETPU = "https://github.com/google-coral/edgetpu/issues/"
 _GASKET = "https://github.com/google/gasket-driver/"

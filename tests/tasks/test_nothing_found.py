@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.data.types import Objects
-from compress.tasks import average_precision
+from compress.tasks import detection
 from compress.tasks.detection import Detection, padded
 from compress.tasks.illustrations import ObjectsIllustrator
 from compress.tasks.unlabelled_detection import UnlabelledDetection
@@ -73,12 +73,12 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
     rows = empty_rows(detector, samples)
     truth = [NOTHING] * samples
     answers = [detector([part[0] for part in detector.split(row[np.newaxis])]) for row in rows]
-    model = average_precision.evaluate(answers, truth, len(NAMES), "test")
-    model["spread"] = vars(average_precision.spread(answers, truth, NAMES, "test"))
+    model = detection.evaluate(answers, truth, len(NAMES), "test")
+    model["spread"] = vars(detection.spread(answers, truth, NAMES, "test"))
     facts = {"original": model, "result": model, "agreement": agreement(answers, answers)}
-    compared = average_precision.compare(facts, NAMES, "original", "result")
+    compared = Detection().compare(facts, NAMES, "original", "result")
     assert compared["measurements"]["agreement"]["value"] is None
-    assert set(average_precision.judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
+    assert set(Detection().judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
     judge = Detection().fidelity(detector.specification)
     assert judge.same(rows, rows).tolist() == [1.0] * samples
     assert (judge.snr_db(rows, rows) >= 60).all()
