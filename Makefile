@@ -8,10 +8,13 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder htm
 
 FUZZ := .venv-fuzz
 
+# A worker runs whole files, so that tests that share a fixture share its cost.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test test-pycoral tf25 check static fuzz docs bench bench-recipes bench-others wheel constraints clean
+.PHONY: demo shop test test-all test-night durations test-pycoral check static fuzz docs bench bench-recipes bench-others wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -24,11 +27,19 @@ shop: $(READY)  ## train on your photos, then recognize them on a web page: make
 	$(BIN)/python -m compress shop.yaml
 	$(BIN)/python examples/retail/shop.py runs/shop/shop.coralline "$(PHOTOS)"
 
-test: $(READY)  ## all tests that need no device and no compiler
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(READY)  ## before a commit, in minutes: the main job, each importer, task and command once, and all tests that are fast
+	$(PYTEST) -m "not long and not night"
 
-tf25: $(READY) $(TF25)/ready  ## run our .tflite files in TensorFlow 2.5, as old as the compiler; needs Python 3.8
-	$(BIN)/python -m pytest -m tf25
+test-all: $(READY)  ## all tests that need no device and no compiler
+	$(PYTEST)
+
+test-night: $(READY) $(if $(PYTHON38),$(TF25)/ready)  ## fuzzing, faults, interpreters from Python 3.8, TensorFlow 2.5 (needs Python 3.8)
+	$(PYTEST) -m night
+	$(BIN)/python benchmarks/fuzz.py --seconds $(or $(SECONDS),600)
+	$(BIN)/python benchmarks/faults.py --cases $(or $(CASES),200)
+
+durations: $(READY)  ## `make test-all` that writes which tests are long to tests/durations.json
+	$(PYTEST) --record-durations
 
 test-pycoral: $(READY)  ## the tests of google-coral/pycoral on ours: make test-pycoral CHECKOUT=its folder, with test_data in it
 	CORALLINE_PYCORAL_CHECKOUT=$(CHECKOUT) $(BIN)/python -m pytest -q tests/coralline_pycoral/test_vendor_tests.py
@@ -36,12 +47,11 @@ test-pycoral: $(READY)  ## the tests of google-coral/pycoral on ours: make test-
 check: static  ## style, types, import rules, links of the manuals, tests of the architecture
 	$(BIN)/python -m pytest -q tests/architecture
 
-static: $(READY)  ## `check` without tests: what `make test` does not cover
+static: $(READY)  ## `check` without tests: what `make test-all` does not cover
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks
-	$(BIN)/mypy packaging/bill_of_materials.py
 	$(BIN)/mypy --python-version 3.10 deploy coralline_pycoral
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
@@ -67,7 +77,8 @@ wheel: $(READY)  ## build dist/: coralline, coralline-deploy (the device side), 
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/darwinn
-	$(BIN)/python packaging/bill_of_materials.py
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/coralline.cdx.json \
+		$(BIN)/python
 
 constraints:  ## pin all packages again by version and hash, the present versions first; needs uv
 	uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11.7 --generate-hashes --no-annotate \
@@ -83,7 +94,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(TF25)/ready:
-	@test -n "$(PYTHON38)" || { echo "make tf25 needs Python 3.8: PYTHON38=/path/to/python3.8" >&2; exit 2; }
+	@test -n "$(PYTHON38)" || { echo "TensorFlow 2.5 needs Python 3.8: PYTHON38=/path/to/python3.8" >&2; exit 2; }
 	$(PYTHON38) -m venv $(TF25)
 	$(TF25)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.5.3 "numpy~=1.19.2" "protobuf<3.21"
 	touch $@

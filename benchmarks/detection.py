@@ -1,12 +1,12 @@
-"""A detector from photos to int8: `python benchmarks/detection.py [--seeds N] [--epochs N] [--cache FOLDER]`.
+"""Detectors at every step: `python benchmarks/detection.py [--builder NAME] [--seeds N] [--epochs N] [--cache FOLDER]`.
 
-For each seed the command line trains models/ssd_small.py from scratch on 296 photos of playing cards, quantizes it,
-and measures it on 67 other photos. The result is COCO's average precision of the float model and of the int8 file,
-which has boxes and scores in separate tensors. For comparison, the same network is quantized with boxes and scores
-joined into one tensor, with the same method for ranges: once with logits as scores, as in ssd_small, and once with
-probabilities, as in most files that were exported with one output.
-Trained models are kept in the folder --cache and reused.
-Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/detection.json.
+For each seed the command line trains a builder of models/ (`ssd_small` or `anchor_free`) from scratch on 296 photos of
+playing cards (160x160), and quantizes the trained file (PTQ). `anchor_free` is also quantized with training (QAT, with
+the float model as teacher), and pruned to half of its predicted compute time, trained with the original as its teacher,
+and quantized. Every float model and every int8 file is measured on 67 other photos: COCO's average precision (`ap`),
+and the average precision at an intersection over union of 0.5 (`ap50`). Trained models and the results of a seed are
+kept in the folder --cache and reused.
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/BUILDER.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -26,43 +25,25 @@ from typing import Any
 
 import repository
 
-import numpy as np
+from common import commit
 from paths import ROOT, SHARED
 
 from compress.core.artifact import MODEL_KERAS
-from compress.data.types import Data
-from compress.learning.quantization import export
-from compress.learning.quantization.calibration import calibrate
-from compress.model.importers import builder
-from compress.model.ir import keras_graph
-from compress.model.ir.passes import fold
-from compress.model.ir.tensorflow import keras
-from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.schema import load
-from deploy.contract.average_precision import average_precision
-from deploy.contract.detection import Detector
+from compress.model.importers import builder as builders
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-RESULTS = repository.RESULTS / "detection.json"
 SIDE = 160
-CALIBRATION = 200
-TRAIN = """
-model: {{builder: ssd_small}}
-stages:
-  - train:
-      epochs: {epochs}
-      batch_size: 8
-      learning_rate: 0.003
-      warmup: 0.05
-      augment: {{shift: 0.2, zoom: 0.3}}
-"""
-QUANTIZE = """
-model: {{file: {file}, detector: {detector}}}
-stages:
-  - quantize: {{}}
-"""
+AUGMENT = "{shift: 0.2, zoom: 0.3}"
+EPOCHS = {"ssd_small": 60, "anchor_free": 40}
+LEARNING_RATES = {"ssd_small": 0.003, "anchor_free": 0.002}
+TRAIN = "train: {{epochs: {epochs}, batch_size: 8, learning_rate: {rate}, warmup: 0.05, augment: " + AUGMENT + "}}"
+PTQ = "quantize: {}"
+QAT = "quantize: {method: qat, epochs: 6, batch_size: 8, learning_rate: 0.0002, qat: {distill: {temperature: 1}}}"
+PRUNE = (
+    "prune: {objective: compute, keep: 0.5, epochs: 30, batch_size: 8, learning_rate: 0.002, allocation: uniform, "
+    f"augment: {AUGMENT}, distill: {{temperature: 1, weight: 0.5}}}}"
+)
+STAGES = {"int8, PTQ": [PTQ], "int8, QAT": [QAT], "pruned": [PRUNE], "pruned, int8": [PRUNE, PTQ]}
+"""The stages after the training, by row of the results; `ssd_small` has the first row alone."""
 PIPELINE = """
 schema_version: 1
 name: cards
@@ -74,10 +55,12 @@ data:
     - resize: {{size: [{side}, {side}]}}
     - scale: {{from: [0, 255]}}
 measure: {{latency: {{runs: 5}}}}
+model: {model}
+stages: [{stages}]
 """
 
 
-def unpacked(folder: Path) -> None:
+def unpack(folder: Path) -> None:
     """Unpack the photos, and write COCO's files for the two splits of the data set."""
     with tarfile.open(SHARED / "data" / "cards320.tar") as archive:
         archive.extractall(folder, filter="data")
@@ -88,18 +71,18 @@ def unpacked(folder: Path) -> None:
         split_rows = [row for row in rows if row["split"] == split]
         sizes = {row["file"]: (int(row["width"]), int(row["height"])) for row in split_rows}
         ids = {file: number for number, file in enumerate(sorted(sizes), 1)}
-        content = {
-            "images": [
-                {"id": ids[file], "file_name": file, "width": width, "height": height}
-                for file, (width, height) in sizes.items()
-            ],
-            "categories": [{"id": number, "name": name} for number, name in enumerate(names, 1)],
-            "annotations": [
-                {"id": number, "image_id": ids[row["file"]], "category_id": names.index(row["class"]) + 1, "bbox": box}
-                for number, row in enumerate(split_rows, 1)
-                for box in [_box(row)]
-            ],
-        }
+        images = [
+            {"id": ids[file], "file_name": file, "width": width, "height": height}
+            for file, (width, height) in sizes.items()
+        ]
+        annotations = [
+            {"image_id": ids[row["file"]], "category_id": names.index(row["class"]) + 1, "bbox": _box(row)}
+            for row in split_rows
+        ]
+        for number, annotation in enumerate(annotations, 1):
+            annotation["id"] = number
+        categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
+        content = {"images": images, "categories": categories, "annotations": annotations}
         (folder / f"{split}.json").write_text(json.dumps(content))
 
 
@@ -108,115 +91,85 @@ def _box(row: dict[str, str]) -> list[float]:
     return [left, top, right - left, bottom - top]
 
 
-def ran(folder: Path, seed: int, how: str) -> tuple[Path, dict[str, Any]]:
+def run(folder: Path, seed: int, model: str, stages: list[str]) -> tuple[Path, dict[str, Any]]:
     """Run a pipeline by the command line; return the folder of its results, and its report."""
     path = folder / "cards.yaml"
-    path.write_text(PIPELINE.format(seed=seed, side=SIDE) + how)
+    text = ", ".join(f"{{{stage}}}" for stage in stages)
+    path.write_text(PIPELINE.format(seed=seed, side=SIDE, model=model, stages=text))
     command = [sys.executable, "-m", "compress", str(path), "--out", str(folder / f"runs-{seed}")]
     subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
-    left = folder / f"runs-{seed}" / "cards"
-    return left, json.loads((left / "report.json").read_text())
+    output = folder / f"runs-{seed}" / "cards"
+    return output, json.loads((output / "report.json").read_text())
 
 
-def trained(folder: Path, cache: Path, seed: int, epochs: int) -> tuple[Path, dict[str, Any]]:
-    """Return the model file of a seed, and facts about its training; train it if it is not in the cache."""
-    model, facts_file = (cache / f"cards-{seed}-{epochs}.{kind}" for kind in ("keras", "json"))
+def trained(folder: Path, cache: Path, builder: str, seed: int, epochs: int) -> Path:
+    """Return the trained model of a seed."""
+    model = cache / f"{builder}-{seed}-{epochs}.keras"
     if not model.exists():
-        left, report = ran(folder, seed, TRAIN.format(epochs=epochs))
-        facts = report["stages"][1]
-        facts_file.write_text(json.dumps({"seconds": facts["seconds"], "last_epoch": facts["facts"]["history"][-1]}))
-        shutil.copyfile(left / MODEL_KERAS, model)
-    return model, json.loads(facts_file.read_text())
+        stage = TRAIN.format(epochs=epochs, rate=LEARNING_RATES[builder])
+        output, _ = run(folder, seed, f"{{builder: {builder}}}", [stage])
+        shutil.copyfile(output / MODEL_KERAS, model)
+    return model
 
 
-def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
-    """Return the results of one seed: the figures of the command line, and those of the two files with one output."""
-    model, training = trained(folder, cache, seed, epochs)
-    detector = builder.detector(ROOT / "models" / "ssd_small.py", (SIDE, SIDE, 3))
-    left, report = ran(folder, seed, QUANTIZE.format(file=json.dumps(str(model)), detector=json.dumps(detector)))
-    facts = report["stages"][1]["facts"]
-    precisions = {
-        name: {key: report["models"][side]["measurements"][key]["value"] for key in ("ap", "ap50")}
-        for name, side in (("float", "original"), ("int8", "result"))
-    }
-    data, method = load(folder / "cards.yaml").data, facts["ranges"].split()[0]
-    joined = {
-        f"int8, one tensor, scores as {scores}": one_tensor(
-            left / MODEL_KERAS, data, method, scores, facts["specification"]
-        )
-        for scores in ("logits", "probabilities")
-    }
-    return {
-        "seed": seed,
-        "ap": precisions | joined,
-        "agreement": report["comparison"]["measurements"]["agreement"]["value"],
-        "per_class": report["comparison"]["per_class"],
-        "ranges": method,
-        "training": training,
-        "size_bytes": report["models"]["result"]["measurements"]["size_bytes"]["value"],
-    }
+def precision(report: dict[str, Any], model: str) -> dict[str, float]:
+    """Return the average precision of the model `original` or `result` of a report."""
+    measurements = report["models"][model]["measurements"]
+    return {metric: measurements[metric]["value"] for metric in ("ap", "ap50")}
 
 
-def one_tensor(path: Path, data: Data, method: str, scores: str, specification: dict[str, Any]) -> dict[str, float]:
-    """Return the average precision of the int8 file of the same network with boxes and scores in one output."""
-    library = keras(0)
-    model = library.models.load_model(path)
-    boxes, logits = model.outputs
-    right = library.layers.Activation("sigmoid")(logits) if scores == "probabilities" else logits
-    joined = library.Model(model.inputs[0], library.layers.Concatenate(-1, name="joined")([boxes, right]))
-    net = fold.canonical(keras_graph.read(joined))
-    samples = data.inputs("train")[np.random.default_rng(0).permutation(len(data.inputs("train")))[:CALIBRATION]]
-    content = export.convert(net, calibrate(net, samples, method))
-    detector = Detector({**specification, "scores": scores})
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "joined.tflite"
-        file.write_bytes(content)
-        rows = LoadedModel(file, reproducible=True).scores(data.inputs("test"))
-    rows = rows.reshape(len(rows), len(detector.anchors), -1)
-    answers = [detector([row[:, :4], row[:, 4:]]) for row in rows]
-    precision = average_precision(answers, data.objects("test"), len(data.class_names))
-    return {key: precision[key] for key in ("ap", "ap50")}
+def measure(folder: Path, cache: Path, builder: str, seed: int, epochs: int) -> dict[str, Any]:
+    """Return the average precision of all models of one seed."""
+    path = cache / f"{builder}-{seed}-{epochs}-{commit()}.json"
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    file = json.dumps(str(trained(folder, cache, builder, seed, epochs)))
+    detector = json.dumps(builders.detector(ROOT / "models" / f"{builder}.py", (SIDE, SIDE, 3)))
+    model = f"{{file: {file}, detector: {detector}}}"
+    rows = STAGES if builder == "anchor_free" else {"int8, PTQ": [PTQ]}
+    reports = {name: run(folder, seed, model, stages)[1] for name, stages in rows.items()}
+    models = {"float": precision(reports["int8, PTQ"], "original")}
+    models |= {name: precision(report, "result") for name, report in reports.items()}
+    result = {"seed": seed, "models": models}
+    path.write_text(json.dumps(result))
+    return result
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean over the seeds, and the largest loss of a seed."""
-    names = list(seeds[0]["ap"])
-    means = {
-        name: {key: round(statistics.mean(result["ap"][name][key] for result in seeds), 4) for key in ("ap", "ap50")}
-        for name in names
-    }
-    lost = {
-        name: {
-            key: round(max(result["ap"]["float"][key] - result["ap"][name][key] for result in seeds), 4)
-            for key in ("ap", "ap50")
-        }
-        for name in names[1:]
-    }
-    return {"mean": means, "largest_loss": lost}
+    """Return mean, smallest and largest value over the seeds, and the mean and largest loss against float."""
+    rows: dict[str, Any] = {name: {} for name in seeds[0]["models"]}
+    for name, row in rows.items():
+        for metric in ("ap", "ap50"):
+            values = [seed["models"][name][metric] for seed in seeds]
+            losses = [seed["models"]["float"][metric] - value for seed, value in zip(seeds, values, strict=True)]
+            figures = {"mean": statistics.mean(values), "lowest": min(values), "highest": max(values)}
+            figures |= {"mean_loss": statistics.mean(losses), "largest_loss": max(losses)}
+            row[metric] = {figure: round(value, 4) for figure, value in figures.items()}
+    return rows
 
 
 def main() -> int:
     """Run the seeds one after the other, and write the results after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--builder", choices=EPOCHS, default="anchor_free")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, help="by default those of the published figures")
     parser.add_argument("--cache", type=Path)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if not SHARED.exists():
-        print(f"skipped: {SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(SHARED):
         return 0
+    epochs = options.epochs or EPOCHS[options.builder]
     seeds: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        unpacked(Path(folder))
-        cache = options.cache or Path(folder)
+    with tempfile.TemporaryDirectory() as name:
+        unpack(Path(name))
+        cache = (options.cache or Path(name)).resolve()
         cache.mkdir(parents=True, exist_ok=True)
-        for seed in range(options.first, options.first + options.seeds):
-            seeds.append(run(Path(folder), cache.resolve(), seed, options.epochs))
-            result = {"epochs": options.epochs, "side": SIDE, **summary(seeds), "seeds": seeds}
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
-            print(json.dumps(result["mean"], indent=1), flush=True)
+        for seed in range(options.seeds):
+            seeds.append(measure(Path(name), cache, options.builder, seed, epochs))
+            result = {"commit": commit(), "side": SIDE, "epochs": epochs, "summary": summary(seeds), "seeds": seeds}
+            (repository.RESULTS / f"{options.builder}.json").write_text(json.dumps(result, indent=1) + "\n")
+            print(json.dumps(result["summary"], indent=1), flush=True)
     return 0
 
 

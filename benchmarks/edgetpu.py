@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write-fixture", action="store_true", help="only record the operator tables for the tests")
     options = parser.parse_args()
-    if not EDGETPU.exists():
-        sys.exit(f"{EDGETPU} does not exist; set CORALLINE_SHARED to the folder of shared files")
+    if repository.is_missing(EDGETPU):
+        return
     if options.write_fixture:
         record()
         return

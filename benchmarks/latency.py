@@ -53,8 +53,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, default=EDGETPU / "layer_tables.json")
     parser.add_argument("--write", action="store_true", help="put the constants into the target file")
     options = parser.parse_args()
-    if not options.csv.exists() or not options.tables.exists():
-        print(f"skipped: {options.csv} is not there; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(options.csv) or repository.is_missing(options.tables):
         return
     published = rows(options.csv, options.tables)
     predictions = left_out(published, by_model)

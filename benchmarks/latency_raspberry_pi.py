@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import repository  # noqa: F401 - the search path of the next imports
+import repository
 
 from raspberry_pi_latency import TABLES, Constants, constants, measurements, predicted, transfer_ratios
 
@@ -48,8 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the constants into the target file")
     options = parser.parse_args()
-    if not TABLES.exists():
-        print(f"skipped: {TABLES} is not there; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(TABLES):
         return
     hosts = constants()
     if options.write:

@@ -1,7 +1,7 @@
 """Coralline and other tools on the same models, samples and machine: `make bench-others`.
 
     python benchmarks/other_tools.py [--models NAME,…] [--tools NAME,…] [--force] [--timeout SECONDS]
-    python benchmarks/other_tools.py --list | --write
+    python benchmarks/other_tools.py --list | --print
 
 Every tool runs in its own process and its own Python environment, which is made in build/others when it is needed: the
 versions are in benchmarks/others/requirements. A worker in benchmarks/others (with_TOOL.py) gets a model and
@@ -12,9 +12,9 @@ reason, and so is an environment that cannot be made.
 Results are written after each pair of a model and a tool. Finished pairs are kept until the code of their worker, the
 versions, or the model change; `--force` runs them again. An interrupted run continues.
 
-Writes benchmarks/results/other_tools.json, and from it the tables in docs/measured.md; `--write` writes the tables
-alone. With `--results FILE` it writes that file, and not the page. Seconds are CPU time of the whole process, with the
-start of Python and all imports: the machine may do other work.
+Writes benchmarks/results/other_tools.json, or `--results FILE`, and prints its tables; `--print` prints the tables of
+finished pairs. Seconds are CPU time of the whole process, with the start of Python and all imports: the machine may do
+other work.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and, once, a network.
 """
@@ -48,8 +48,6 @@ from compress.core import files
 OTHERS = repository.FOLDER / "others"
 
 RESULTS = repository.RESULTS / "other_tools.json"
-PAGE = ROOT / "docs" / "measured.md"
-BEGIN, END = "<!-- begin: benchmarks/other_tools.py -->", "<!-- end: benchmarks/other_tools.py -->"
 WORK = ROOT / "build" / "others"
 TIMEOUT = 2700
 """Seconds by the clock for one model and tool, on a machine that may do other work."""
@@ -227,7 +225,7 @@ class Comparison:
         self.write()
 
     def write(self) -> None:
-        """Write the results, in the order of the models and tools, and the page."""
+        """Write the results, in the order of the models and tools."""
         order = [
             tool_tables.pair_name(name, tool.name)
             for name, subject in SUBJECTS.items()
@@ -241,21 +239,12 @@ class Comparison:
             for name, environment in environments.ENVIRONMENTS.items()
         }
         files.write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
-        if self.path == RESULTS:
-            write_page(self.results)
 
 
 def applicable(subject: Subject, tools: Iterable[str]) -> list[Tool]:
     """Return the tools that run on a model."""
     candidates = [TOOLS[name] for name in tools]
     return [tool for tool in candidates if subject.network or not tool.labelled_only]
-
-
-def write_page(results: dict[str, Any]) -> None:
-    """Write the tables into docs/measured.md."""
-    content = tool_tables.tables(results, [*TOOLS], UNSUITABLE)
-    text = tool_tables.between_marks(PAGE.read_text(), content, BEGIN, END)
-    files.write_atomically(PAGE, text.encode())
 
 
 def project_environment() -> dict[str, str]:
@@ -299,13 +288,13 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=WORK, help=f"folder for environments and files ({WORK})")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
     parser.add_argument("--list", action="store_true", help="list the pairs, and whether they are finished")
-    parser.add_argument("--write", action="store_true", help="write the tables from the results")
+    parser.add_argument("--print", action="store_true", help="print the tables of the results")
     options = parser.parse_args()
     models = [SUBJECTS[name] for name in chosen(parser, options.models, SUBJECTS)]
     names = chosen(parser, options.tools, TOOLS)
     comparison = Comparison(options.work, options.timeout, options.results.resolve())
-    if options.write:
-        write_page(comparison.results)
+    if options.print:
+        print(tool_tables.tables(comparison.results, [*TOOLS], UNSUITABLE))
         return 0
     if not SHARED.exists():
         print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")

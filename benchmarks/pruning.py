@@ -38,11 +38,11 @@ import repository
 
 import numpy as np
 import quantization_subjects as subjects
-from distillation import interval, right, subfolder
+from common import commit, interval, kept, markdown, quiet
 from numpy.typing import NDArray
-from quantization import commit, kept, quiet
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.data.types import Split
 from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.pruning.allocation import CostFunction
@@ -206,7 +206,9 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
     subject, started = SUBJECTS[name](cache, seed), time.perf_counter()
     before = subject.model
     with tempfile.TemporaryDirectory() as folder, quiet():
-        output, original = (subfolder(folder, folder_name) for folder_name in ("made", "original"))
+        output, original = Path(folder, "made"), Path(folder, "original")
+        output.mkdir()
+        original.mkdir()
         working_model.write(before, original)
         artifact = Artifact("", Kind.KERAS, original, dict.fromkeys((MODEL_KERAS, MODEL_TFLITE), ""), {}, 0)
         keras(seed)
@@ -225,6 +227,11 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
     text = f"{name} {seed}, {way}: {share:.3f} of the compute, test {results['float'].mean():.4f} -> "
     print(f"{text}{results['hits'].mean():.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
     return results
+
+
+def right(model: Any, data: subjects.Arrays, split: Split) -> NDArray[np.bool_]:
+    """Return for each sample of a split whether the model's class is correct: bool [n]."""
+    return np.asarray(model.predict(data.inputs(split), verbose=0).argmax(axis=1) == data.labels(split))
 
 
 def figures(model: Any) -> dict[str, Any]:
@@ -269,7 +276,7 @@ def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def table(cases: Mapping[str, Any]) -> str:
     """Return a Markdown table that compares each method with the original and with our method."""
     head = ["network", "way", "compute", "latency on USB 3", "streamed", "test", "lost (95%)", "ours ahead by (95%)"]
-    lines = [head, ["---"] * len(head)]
+    lines: list[list[str]] = []
     for name, case in cases.items():
         text = f"{name} ({len(case['float'])} seeds)"
         lines.append([text, "as it was", "", "", "", f"{statistics.fmean(case['float']):.4f}", "", ""])
@@ -283,8 +290,7 @@ def table(cases: Mapping[str, Any]) -> str:
             lines.append(
                 [name, way, f"{share:.3f}", f"{ms} ms", f"{sent} MB", mean, lost, ahead if way not in OURS else ""]
             )
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n".join([text, "", *(f"{name}: {_verdict(name, case)}" for name, case in cases.items())])
+    return "\n".join([markdown(head, lines), "", *(f"{name}: {_verdict(name, case)}" for name, case in cases.items())])
 
 
 def _verdict(name: str, case: Mapping[str, Any]) -> str:

@@ -10,18 +10,13 @@ interrupted run continues. A new run of a model replaces its results; the result
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import repository
@@ -31,10 +26,9 @@ import quantization_cases as cases
 import quantization_qat as qat
 import quantization_subjects as subjects
 import quantization_tools as tools
+from common import commit, interval, kept, markdown, quiet
 from numpy.typing import NDArray
 from quantization_tools import OURS, QuantizerInputs
-
-from compress.core import files
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -42,7 +36,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 RESULTS = repository.RESULTS / "quantization.json"
 QUICK = ("vww_96", "mini_xception", "magic_wand")
 AS_IT_IS, HARD = "as it is", f"imbalance x{max(cases.IMBALANCES)}"
-DRAWS = 10_000
 REPEATS = 7
 DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
 """The bounds: the drop from float, the change from the plain case, the time relative to the fast path."""
@@ -100,23 +93,6 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
     return results
 
 
-def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of a result file, or the result of `make` if there is no file.
-
-    The file is not written if its name contains "dirty", which is in `commit()` after uncommitted changes.
-    """
-    if path.exists():
-        return dict(json.loads(path.read_text(), object_hook=_arrays))
-    result = make()
-    if "dirty" not in path.name:
-        files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
-    return result
-
-
-def _arrays(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.array(value, bool) if name in ("hits", "float") else value for name, value in row.items()}
-
-
 def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
     """Return the result of each engine, or why it refuses the network; for the plain case and the largest imbalance."""
     inputs, results = subject.data.inputs("test"), dict[str, dict[str, Any]]()
@@ -135,14 +111,6 @@ def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
             share = results[case][name]["hits"].mean()
             print(f"{subject.name} {subject.seed}, {case}, {name}: {share:.4f}", file=sys.stderr, flush=True)
     return results
-
-
-@contextlib.contextmanager
-def quiet() -> Any:
-    """Suppress stderr and warnings: the progress bars and advice of the tools."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -206,14 +174,6 @@ def _tool(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return figures | ({"notes": [row["notes"] for row in rows]} if rows[0]["notes"] else {})
 
 
-def interval(values: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of values that are -1, 0 or 1, by resampling (bootstrap)."""
-    shares = [float((values == value).mean()) for value in (-1, 0, 1)]
-    drawn = np.random.default_rng(0).multinomial(len(values), shares, DRAWS)
-    low, high = np.percentile((drawn[:, 2] - drawn[:, 0]) / len(values), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def judged(model: Mapping[str, Any], case: str) -> tuple[str, bool]:
     """Return the bound of a case as text, and whether it is met."""
     row = model["cases"][case]
@@ -232,7 +192,7 @@ def table(models: Mapping[str, Any]) -> str:
     """Return the Markdown tables: our results next to those of the other tools, for all models and cases."""
     others = [name for name in tools.TOOLS if name != OURS]
     head = ["model", "case", "float", OURS, *others, f"{OURS} - best other (95%)", "bound", "met"]
-    lines = [head, ["---"] * len(head)]
+    lines: list[list[str]] = []
     for name, model in models.items():
         for case, row in model["cases"].items():
             values = [f"{statistics.fmean(row['tools'][tool]['value']):.4f}" for tool in (OURS, *others)]
@@ -249,28 +209,26 @@ def table(models: Mapping[str, Any]) -> str:
                     "yes" if met else "**no**",
                 ]
             )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _times(models)
+    return f"{markdown(head, lines)}\n\n{_times(models)}"
 
 
 def _times(models: Mapping[str, Any]) -> str:
     """Return the table of the seconds of every tool in the plain case, and of conversion alone."""
-    lines = [
-        ["model", *(f"{name}, s" for name in tools.TOOLS), "conversion alone / fast path", "bound", "met"],
-        ["---"] * (len(tools.TOOLS) + 4),
-    ]
+    head = ["model", *(f"{name}, s" for name in tools.TOOLS), "conversion alone / fast path", "bound", "met"]
+    lines = []
     for name, model in models.items():
         tool_rows = model["cases"][AS_IT_IS]["tools"]
         ratio = statistics.median(run["ratio"] for run in model["conversion"])
         seconds = [f"{statistics.fmean(tool_rows[tool]['seconds']):.1f}" for tool in tools.TOOLS]
         lines.append([name, *seconds, f"{ratio:.2f}", f"≤ {RATIO}", "yes" if ratio <= RATIO else "**no**"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _trainings(models)
+    return f"{markdown(head, lines)}\n\n{_trainings(models)}"
 
 
 def _trainings(models: Mapping[str, Any]) -> str:
     """Return the table of the engines that train; empty if none was run."""
     head = ["model", "case", "engine", "float", f"{OURS} PTQ", tools.CONVERTER, "trained"]
     head += [f"- {OURS} PTQ (95%)", f"- {tools.CONVERTER} (95%)", "training and file agree (≥ 0.983)"]
-    lines = [head, ["---"] * len(head)]
+    lines: list[list[str]] = []
     for name, model in models.items():
         for case, engines in model.get("trained", {}).items():
             ptq = [statistics.fmean(model["cases"][case]["tools"][tool]["value"]) for tool in (OURS, tools.CONVERTER)]
@@ -292,18 +250,7 @@ def _trainings(models: Mapping[str, Any]) -> str:
                 agreements = [share for share in row["training_agrees_with_file"] if share is not None]
                 agreement = f"{min(agreements):.4f}" if agreements else ""
                 lines.append([*start, f"{statistics.fmean(row['value']):.4f}", *differences, agreement])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
-
-
-def commit() -> str:
-    """Return the commit of the project, with "-dirty" if there are uncommitted changes outside of results/."""
-
-    def git(*words: str) -> str:
-        command = ["git", *words]
-        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!results")
-    return git("describe", "--always") + ("-dirty" if changed else "")
+    return markdown(head, lines) if lines else ""
 
 
 def timed_again(subject: subjects.Subject) -> dict[str, float]:

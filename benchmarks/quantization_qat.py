@@ -1,6 +1,6 @@
 """Quantization-aware training for benchmarks/quantization.py --qat: both engines of the `quantize` stage.
 
-The engine of tfmot runs with its known problems repaired (`compress.learning.tfmot.qat`). Both engines start from
+The engine of tfmot runs with its known problems repaired (`compress.learning.tfmot.adapter`). Both engines start from
 calibrated ranges and round at the same points. Our engine folds batch norms before training, tfmot's trains with them.
 """
 
@@ -20,8 +20,7 @@ from compress.core.errors import StageError
 from compress.learning.quantization import export, qat
 from compress.learning.quantization.ranges import METHODS
 from compress.learning.quantization.search import Search
-from compress.learning.tfmot import qat as tfmot_qat
-from compress.learning.tfmot import sparsity as weights
+from compress.learning.tfmot import adapter as tfmot
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir import keras_graph
 from compress.model.ir.passes import fold
@@ -64,10 +63,10 @@ def by_tfmot(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> tools.
     read = keras_graph.read(inputs.model)
     search = Search(fold.canonical(read), inputs.calibration, inputs.held_out)
     search.ranges([*METHODS])
-    prepared = tfmot_qat.prepare(read, search.plan, subject.seed)
+    prepared = tfmot.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
-        weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
+        tfmot.fit(prepared.legacy.model, prepared.network, SETTINGS, context)
     content = export.convert(*prepared.trained("trained"))
     seconds = time.perf_counter() - started
     return tools.QuantizedFile(

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import repository  # noqa: F401 - the search path
+import repository
 
 import numpy as np
 import quantization_networks as networks
@@ -138,8 +138,7 @@ def asked(parser: argparse.ArgumentParser) -> argparse.Namespace | None:
     parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
     parser.add_argument("--show", action="store_true", help="only print what was measured before")
     options = parser.parse_args()
-    if not options.show and not SHARED.exists():
-        print(f"skipped: {SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    if not options.show and repository.is_missing(SHARED):
         return None
     for library in ("tensorflow", "absl"):
         logging.getLogger(library).setLevel(logging.ERROR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,6 @@ from recipe_rows import ROWS, Row
 BEGIN, END = "<!-- begin: python benchmarks/recipes.py -->", "<!-- end -->"
 RESULT = re.compile(r"^# Result:.*$", re.MULTILINE)
 NOT_RUN = "not measured yet"
-HOSTS = {
-    "pcie": "PCIe",
-    "usb3": "USB 3",
-    "usb2": "USB 2",
-    "devboard": "Dev Board",
-    "pi4-usb3": "Pi 4, USB 3",
-    "pi5-usb3": "Pi 5, USB 3",
-    "pi5-pcie": "Pi 5, PCIe",
-}
-"""The names of the hosts in the heads of columns."""
 Results = Mapping[str, Mapping[str, Any]]
 __all__ = ["page_of", "table", "write", "written"]
 del repository  # only its search path is needed, for `paths`
@@ -63,40 +53,23 @@ def quality(row: Row, result: Mapping[str, Any]) -> tuple[str, str, str]:
     return label + _interval(values["float"]), label + _interval(values["int8"]), drop
 
 
-def _millions(value: int) -> str:
-    return f"{value / 1e6:,.{1 if value >= 1e6 else 3}f} M"
-
-
 def table(results: Results, rows: Iterable[Row] = ROWS, links: bool = False) -> str:
-    """Return the tables of quality and of cost, in Markdown."""
+    """Return the table of quality and cost, in Markdown."""
     finished = [row for row in rows if row.name in results]
     if not finished:
         return NOT_RUN
     lines = [
-        "| recipe | split of the test | float | int8 | lost, points | size | MACs |",
-        "|---|---|---|---|---|---|---|",
+        "| recipe | split of the test | float | int8 | lost, points | size | USB 3, ms | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in finished:
         result = results[row.name]
         name = f"[{row.name}]({row.recipe}.md)" if links else row.name
-        size, macs = f"{result['size_bytes'] / 1000:,.0f} kB", _millions(result["macs"])
-        lines.append("| " + " | ".join((name, row.split, *quality(row, result), size, macs)) + " |")
-    hosts = list(dict.fromkeys(host for row in finished for host in results[row.name]["latency_ms"]))
-    heads = [*(f"{HOSTS.get(host, host)}: ms" for host in hosts), "this CPU, ms: float, int8", "peak memory"]
-    heads += ["minutes", "CPU minutes"]
-    lines += ["", "| recipe | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for row in finished:
-        lines.append(f"| {row.name} | " + " | ".join(_costs(results[row.name], hosts)) + " |")
+        value, low, high = result["latency_ms"]["usb3"]
+        costs = (f"{result['size_bytes'] / 1000:,.0f} kB", f"{value:.2f} ({low:.2f} to {high:.2f})")
+        cells = (name, row.split, *quality(row, result), *costs, f"{result['cpu_minutes']:.1f}")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _costs(result: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
-    cells = []
-    for host in hosts:
-        value, low, high = result["latency_ms"].get(host, (None, None, None))
-        cells.append("" if value is None else f"{value:.2f} ({low:.2f} to {high:.2f})")
-    cpu = ", ".join(f"{value:.3f}" for value in result["cpu_ms"])
-    return [*cells, cpu, f"{result['peak_memory_mb']:,} MB", f"{result['minutes']:.1f}", f"{result['cpu_minutes']:.1f}"]
 
 
 def line_of(row: Row, results: Results) -> str:

@@ -227,8 +227,7 @@ def main() -> int:
     if options.write:
         recipe_pages.write(results)
         return 0
-    if not SHARED.exists():
-        print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(SHARED):
         return 0
     if options.dry_run:
         for row in rows:

@@ -178,9 +178,9 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy.service import service
+    from deploy.service import serve
 
-    return service.serve(arguments)
+    return serve.serve(arguments)
 
 
 def _learn_options(parser: argparse.ArgumentParser) -> None:

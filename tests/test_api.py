@@ -28,6 +28,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.essential
 def test_the_examples(project: Path) -> None:
     names: dict[str, Any] = {}
     examples = [code for marked, code in BLOCKS if not marked]

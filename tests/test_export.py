@@ -97,6 +97,7 @@ def test_random_samples_are_named_in_the_warnings(
     assert "next: edit" in text
 
 
+@pytest.mark.essential
 def test_arrays_by_name_and_by_shape(keras: Any, tmp_path: Path) -> None:
     layers = keras.layers
     left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")

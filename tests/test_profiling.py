@@ -17,8 +17,8 @@ from compress.core.execution import Execution
 from compress.core.profiling import Profile, TrainingTimes
 from compress.core.progress import Phase, SilentProgress
 from compress.learning.training import batches as preparation
-from compress.learning.training import step_times
-from compress.learning.training.step_times import TrainingTimer
+from compress.learning.training import callbacks as monitoring
+from compress.learning.training.callbacks import TrainingTimer
 from compress.pipeline.schema import load
 
 
@@ -102,8 +102,8 @@ def test_threads_prepare_batches_in_bursts(
             yield number
 
     monkeypatch.setattr(preparation, "THREADS", threads)
-    monkeypatch.setattr(step_times, "monotonic", lambda: now)
-    assert step_times._reading_ms(prepared()) == pytest.approx(expected_ms)
+    monkeypatch.setattr(monitoring, "monotonic", lambda: now)
+    assert monitoring._reading_ms(prepared()) == pytest.approx(expected_ms)
 
 
 @pytest.mark.tensorflow

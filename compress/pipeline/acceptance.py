@@ -86,7 +86,9 @@ def judged(material: VerdictMaterial) -> Verdict:
     reasons = [finding.text for finding in ordered]
     reasons += _about_data(material.data, needs_every_class=material.needs_every_class)
     if is_random:
-        reasons.append(_about_random_samples(material.stages))
+        reasons.append(
+            "the samples are random numbers: ranges from them, and all comparisons, hold for random numbers only"
+        )
     reasons += _of_stages(material.stages)
     reasons += _about_placement(material.placement)
     unique = tuple(dict.fromkeys(reasons))
@@ -154,13 +156,6 @@ def _about_data(data: DataRecord | None, *, needs_every_class: bool) -> Iterator
     yield from data.warnings
     if data.corrupt.count:
         yield f"{data.corrupt.count:,} samples cannot be read and are left out, for example {data.corrupt.first[0]}"
-
-
-def _about_random_samples(stages: Sequence[StageRecord]) -> str:
-    """Return what random samples cannot show. Calibration without data does not read them."""
-    if any("synthetic" in stage.facts for stage in stages):
-        return "the samples are random numbers: all comparisons hold for random numbers or synthetic samples only"
-    return "the samples are random numbers: ranges from them, and all comparisons, hold for random numbers only"
 
 
 def _empty_classes(data: DataRecord, splits: Sequence[str]) -> list[str]:

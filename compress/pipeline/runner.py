@@ -6,6 +6,7 @@ after a failed or interrupted run too.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 import traceback
@@ -374,9 +375,9 @@ def run(
     monitor: Monitor,
     forced: frozenset[str] = frozenset(),
     store: Store | None = None,
-    session_of: Callable[..., PipelineRun] | None = None,
     *,
     reports_interruption: bool = True,
+    is_chief: bool = False,
 ) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
 
@@ -386,10 +387,9 @@ def run(
         monitor: the receiver of reports about the run.
         forced: ids of steps to re-run.
         store: where artifacts are found and published; by default a folder in `out`.
-        session_of: makes the run from pipeline, store, folder, monitor and forced ids (`compress.pipeline.workers`); by
-            default, this process runs alone.
         reports_interruption: whether Ctrl-C writes a report, and removes the outputs of earlier runs; otherwise the
             folder stays as it is.
+        is_chief: whether this process has met the other workers of `strategy: multi_worker`.
 
     Returns:
         The record; its `status` is "ok", "over budget" or "not usable".
@@ -398,7 +398,7 @@ def run(
         CorallineError: something failed; the report is written all the same.
         KeyboardInterrupt: the same for Ctrl-C.
     """
-    if session_of is None and pipeline.head.execution.strategy == "multi_worker":
+    if pipeline.head.execution.strategy == "multi_worker" and not is_chief:
         raise PipelineError(
             "strategy: multi_worker is for `python -m compress run` alone",
             where="execution",
@@ -406,7 +406,7 @@ def run(
         )
     opened = store or Store(out / STORE)
     opened.prepare()
-    session = (session_of or PipelineRun)(pipeline, opened, out / pipeline.head.name, monitor, forced)
+    session = PipelineRun(pipeline, opened, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
     try:
         run_stages(session)
@@ -420,6 +420,38 @@ def run(
             monitor.log(str(second))
         raise
     return _publish(session, None, time.monotonic() - started)
+
+
+@dataclass
+class WorkerRun(PipelineRun):
+    """The run of a worker that is not the chief: it takes part in every training, and uses the chief's artifacts."""
+
+    def _fetched_or_made(
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+    ) -> tuple[Artifact, StageStatus]:
+        """Return the artifact of the chief, which holds the lock of the key while a stage is made.
+
+        A training needs all workers, so that a worker takes part without the lock. It starts from a copy of the state
+        that an interrupted run left, and removes the copy and its own result.
+        """
+        if isinstance(work, Stage) and work.trains():
+            with self.store.scratch() as folder:
+                unfinished = folder.parent / "unfinished"
+                shutil.copytree(self.store.unfinished(key), unfinished)
+                context = replace(self._context(title, key, progress), folder=folder, unfinished=unfinished)
+                self._facts(work, inputs, replace(context, logs=None, profile=None))
+            self.forced -= {title}
+        return super()._fetched_or_made(title, work, inputs, kind, key, progress)
+
+
+def take_part(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str], store: Store) -> None:
+    """Run the stages of a pipeline on a worker that is not the chief; the arguments are those of `run`.
+
+    Raises:
+        CorallineError: something failed.
+    """
+    store.prepare()
+    run_stages(WorkerRun(pipeline, store, out / pipeline.head.name, monitor, forced))
 
 
 def _failure(session: PipelineRun, error: CorallineError | KeyboardInterrupt) -> ErrorRecord:

@@ -29,7 +29,7 @@ from compress.pipeline import data_section
 from compress.pipeline.search_section import SearchSettings
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
-from compress.pipeline.stages.load import ImportOnnx, LoadKeras, LoadTflite, Origin
+from compress.pipeline.stages.load import LoadTflite, Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
@@ -329,26 +329,22 @@ def _refuse_for_workers(pipeline: Pipeline, root: DocumentNode) -> None:
 def _random_data(
     loader: Stage, steps: Sequence[StageEntry], model: ModelSettings, root: DocumentNode
 ) -> dict[str, Any]:
-    """Return random samples of the right shape and range, for stages that need no others.
-
-    These are the stages after a quantized .tflite file, and `quantize` with synthetic samples (`data_free`).
+    """Return random samples of the right shape and range, for the stages after a quantized .tflite file.
 
     Raises:
         PipelineError: the model or a stage needs data.
     """
     users = [step.id for step in steps if step.skip is None and step.stage.needs_samples()]
-    if not isinstance(loader, LoadTflite | LoadKeras | ImportOnnx) or users:
+    if not isinstance(loader, LoadTflite) or users:
         hint = "data: {source: {folder: {path: photos, labels: none}}} are photos without labels"
         raise root.error(
             "the key 'data' is missing",
-            allowed="a pipeline without data, if the model is a quantized .tflite file, or a Keras or .onnx file with "
-            "batch norms and no stage but `quantize: {calibration: {select: data_free}}` needs data",
+            allowed="a pipeline without data, if the model is a quantized .tflite file",
             hint=hint,
         )
     from compress.model.importers import model_file
 
-    shapes = {} if isinstance(loader, LoadTflite) else loader.shapes
-    inputs = data_section.inputs_of(model_file.read(loader.path, shapes=shapes or None), trust=model.trust)
+    inputs = data_section.inputs_of(model_file.read(loader.path), trust=model.trust)
     return {**data_section.data_for(inputs, None), "task": "outputs"}
 
 

@@ -51,7 +51,7 @@ GRAIN = 32
 """Sides are multiples of this: five halvings of the image leave whole numbers."""
 ENLARGED = 5 / 3
 """Photos that are smaller than those a model was trained with are enlarged by up to this factor: its features are of
-larger objects (benchmarks/transfer.py: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96)."""
+larger objects (benchmarks/results/transfer.json: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96)."""
 TINY_SIDE = 40
 """Images up to this size get the small builder of the shipped example."""
 STEPS_NEW, STEPS_HEAD, STEPS_TEXT = 4000, 1500, 1500

@@ -79,8 +79,6 @@ class PruningStepFacts:
     allocation: str = "not recorded"
     figures: CostFacts = CostFacts()
     layers: Mapping[str, WidthFacts] = field(default_factory=dict)
-    factorized: Mapping[str, Mapping[str, WidthFacts]] = field(default_factory=dict)
-    whole: Mapping[str, str] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
     trials: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -111,8 +109,6 @@ def sections(record: RunRecord) -> Iterator[Section]:
 def _step(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[Block]:
     yield Text(" ".join(_sentences(step, objective)))
     yield Columns([_costs(step.figures), [_widths(step.layers)]])
-    if step.factorized:
-        yield _ranks(step.factorized)
 
 
 def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[str]:
@@ -121,34 +117,10 @@ def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[st
     if step.trials:
         trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
         yield f"Validation accuracy after one epoch: {trials}."
-    if step.whole:
-        yield _not_factorized(step)
     if step.unsupported:
         yield f"Unchanged, because their channels cannot be followed: {first(step.unsupported, MAX_LAYERS)}."
     for warning in step.warnings[:MAX_LAYERS]:
         yield sentence(f"Note: {shorten(warning, MAX_PROSE)}")
-
-
-def _not_factorized(step: PruningStepFacts) -> str:
-    """Return the layers that stay whole although they could be factorized, by the reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in step.whole.items():
-        by_reason.setdefault(shorten(reason), []).append(name)
-    reasons = "; ".join(f"{first(names, MAX_OPEN)} ({reason})" for reason, names in by_reason.items())
-    return f"{'Not factorized' if step.factorized else 'No layer was factorized'}: {reasons}."
-
-
-def _ranks(layers: Mapping[str, Mapping[str, WidthFacts]]) -> Block:
-    """Return the table of the layers that are in factors of lower rank."""
-    rows = []
-    for name, sides in layers.items():
-        kind = "Tucker-2" if len(sides) > 1 else "SVD"
-        ranks = [f"{shorten(side)} {rank.after:,} of {rank.before:,}" for side, rank in sides.items()]
-        rows.append((shorten(name), kind, ", ".join(ranks)))
-    blocks: list[Block] = [Table(("Layer name", "Factors", "Rank"), rows[:MAX_LAYERS])]
-    if len(rows) > MAX_LAYERS:
-        blocks.append(Text(f"{len(rows) - MAX_LAYERS} more are in report.json."))
-    return Details(f"Layers in factors of lower rank: {len(rows)}", blocks, is_open=len(rows) <= MAX_OPEN)
 
 
 def _costs(figures: CostFacts) -> Sequence[Block]:

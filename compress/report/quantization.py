@@ -70,16 +70,6 @@ class RewriteFacts:
 
 
 @dataclass(frozen=True)
-class SyntheticFacts:
-    """The samples of a calibration without data (`compress.learning.quantization.calibration.CalibrationSplit`)."""
-
-    samples: int
-    held_out: int
-    distance_before: float
-    distance_after: float
-
-
-@dataclass(frozen=True)
 class QuantizationFacts:
     """The facts of `quantize`."""
 
@@ -93,7 +83,6 @@ class QuantizationFacts:
     layers: tuple[LayerErrorFacts, ...] = ()
     rewritten: tuple[RewriteFacts, ...] = ()
     separated_gates: tuple[SeparatedGateFacts, ...] = ()
-    synthetic: SyntheticFacts | None = None
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
@@ -121,21 +110,9 @@ def _summary(facts: QuantizationFacts) -> Iterator[Block]:
 
 def _calibration(facts: QuantizationFacts, share: str | None) -> Iterator[str]:
     """Yield sentences on the samples, and on the share of held-out samples on which the file agrees."""
-    synthetic = facts.synthetic
-    if synthetic is None:
-        yield f"Calibrated on {facts.calibration_samples:,} training samples."
-        if share is not None:
-            yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
-        return
-    yield (
-        f"Calibrated without data: on {synthetic.samples:,} synthetic samples, made to fit the statistics of the "
-        f"model's batch norms (distance {synthetic.distance_before:g} before, {synthetic.distance_after:g} after)."
-    )
+    yield f"Calibrated on {facts.calibration_samples:,} training samples."
     if share is not None:
-        yield (
-            f"The file agrees with the float model on {share} of {synthetic.held_out:,} further synthetic samples "
-            "(measured); real samples may differ."
-        )
+        yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
 
 
 def _candidates(facts: QuantizationFacts) -> Iterator[Block]:

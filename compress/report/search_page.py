@@ -124,6 +124,7 @@ def _figures(record: SearchRecord) -> Iterator[Block]:
 def _constraints(record: SearchRecord) -> Iterator[Block]:
     if record.host:
         yield Text(f"Latency is predicted for {record.host}. No device has run the models.")
+    yield Text(f"Optuna's {record.sampler} chose the trials.")
     for constraint in record.constraints:
         yield Text(sentence(constraint))
     if not record.constraints:

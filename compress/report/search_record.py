@@ -100,6 +100,7 @@ class SearchRecord:
         objectives: the quantities to improve; the first one is that of the recommendation.
         constraints: the constraints, one sentence each.
         host: the host for which latency is predicted; empty without prediction.
+        sampler: Optuna's sampler, which chose the trials.
         settings: what was varied: the choices or the range in words, by the name of the setting.
         trials: the trials in order.
         front: the trials that no other one beats in everything, the best first objective first; if all of them
@@ -118,6 +119,7 @@ class SearchRecord:
     objectives: tuple[Metric, ...]
     constraints: tuple[str, ...]
     host: str
+    sampler: str
     settings: Mapping[str, str]
     trials: tuple[TrialRecord, ...]
     front: tuple[FrontPoint, ...]

@@ -39,7 +39,6 @@ HEAD_LAYER = "new_head"
 QualityMetric = Literal["accuracy", "loss"]
 Use = Literal[
     "distillation",
-    "decoupled",
     "qat teacher",
     "healing by distillation",
     "channel importance",
@@ -91,18 +90,6 @@ class Quality:
     def to_json(self) -> float | None:
         """Return the value; None if it is not finite."""
         return round(self.value, 6) if math.isfinite(self.value) else None
-
-
-class DistillationTerms(Protocol):
-    """Settings of distillation that a head reads (`compress.learning.distillation.settings.DistillationSettings`)."""
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of softened probabilities."""
-
-    @property
-    def decoupled(self) -> Any:
-        """Weights of the target class and of the other classes; None if they are one loss."""
 
 
 class RandomChanges(Protocol):
@@ -221,10 +208,9 @@ class Head(ABC):
         """
         raise NotImplementedError
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the loss of each sample [n] of a student's `logits` with the `soft_targets` of its teachers."""
-        del labels
-        return self.divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+        return self.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
 
 class Judge(Protocol):

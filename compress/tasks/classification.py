@@ -17,7 +17,6 @@ from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.embedding import is_embedding
 from compress.tasks import degeneracy
 from compress.tasks.base import (
-    DistillationTerms,
     EvaluationMembers,
     Head,
     Judge,
@@ -128,21 +127,15 @@ class ClassificationHead(Head):
         shares = np.array(weights, np.float32)
         return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the divergence of a student's softened scores from the soft targets, for each sample [n].
 
-        Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
-        `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
-        Distillation, 2022.
+        Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square.
 
         `logits` and `soft_targets` are [n, classes]; soft targets are logarithms of softened probabilities, or logits
         divided by the temperature.
         """
-        expected = keras().ops.stop_gradient(soft_targets)
-        scores = logits / terms.temperature
-        if terms.decoupled is None:
-            return _divergence(expected, scores) * terms.temperature**2
-        return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
+        return _divergence(keras().ops.stop_gradient(soft_targets), logits / temperature) * temperature**2
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
@@ -177,19 +170,6 @@ def _divergence(expected: Any, scores: Any) -> Any:
     ops = keras().ops
     gap = ops.log_softmax(expected) - ops.log_softmax(scores)
     return ops.sum(ops.softmax(expected) * gap, axis=-1)
-
-
-def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Return the weighted sum of the divergence of the target class from the others and of that among the others [n],
-    from logits [n, classes]."""
-    ops = keras().ops
-    of_target = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
-    pairs = []
-    for logits in (expected, scores):
-        others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
-    among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
-    return weights.right * _divergence(*pairs) + weights.wrong * _divergence(*among_others)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,6 @@ class Detection(Task):
         ),
         "mixup": Refusal("augment.mixup: an image has several objects", "mixup: 0", "leave it out"),
         "label smoothing": Refusal("label_smoothing: an image has several objects", "label_smoothing: 0"),
-        "decoupled": Refusal("decoupled: an image has several objects", "distillation without `decoupled`"),
         "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
         "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
         "embedding": Refusal("a detector has no embedding of the image", hint="leave it out"),

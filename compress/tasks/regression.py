@@ -22,7 +22,6 @@ SAME = 0.1
 NO_CLASSES = "the data has numbers as targets, not classes"
 WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "class weights": Refusal("class_weights: the data has no single class for each sample", "class_weights: none"),
-    "decoupled": Refusal("decoupled: the data has no single class for each sample", "distillation without `decoupled`"),
     "mixup": Refusal("augment.mixup: the data has no single class for each sample", "mixup: 0", "leave it out"),
     "label smoothing": Refusal("label_smoothing: the data has no single class for each sample", "label_smoothing: 0"),
     "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),

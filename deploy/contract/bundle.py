@@ -32,10 +32,6 @@ has `binary`: the value is the probability or the logit of the second label. For
 value; without it they are probabilities. A detector has `detection` (see `deploy.contract.detection`), its outputs are
 boxes and scores in this order, and the labels of its evaluation are float32 [objects, 6]: index of the sample, class,
 ymin, xmin, ymax, xmax. The other tasks need no labels.
-
-Bundles that earlier versions of Coralline signed end with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256
-of the zip (32), public key (32), and the Ed25519 signature (64) of the first 48 bytes. It is still checked, but nothing
-trusts it: signed metadata (`deploy.contract.trust`) says which bundles a device accepts.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
-from deploy.contract import confidence, decoding, embedding, signature
+from deploy.contract import confidence, decoding, embedding
 from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
 from deploy.contract.lookup import Lookup
@@ -65,8 +61,6 @@ MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 30
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_MEMBERS = 3000
-TRAILER_MAGIC = b"\nCoralline-sig1\n"
-TRAILER_BYTES = len(TRAILER_MAGIC) + 32 + signature.KEY_BYTES + signature.SIGNATURE_BYTES
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 ROLES = ("original", "int8", "compiled")
 TASKS = (
@@ -223,7 +217,7 @@ class Bundle:
     """
 
     def __init__(self, content: bytes) -> None:
-        self.members = read_archive(_without_trailer(content))
+        self.members = read_archive(content)
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
@@ -370,25 +364,10 @@ def read(path: str, trusted: Optional[TrustFolder] = None) -> Bundle:
         OSError: the file cannot be read.
     """
     with open(path, "rb") as stream:
-        content = stream.read(MAX_BYTES + TRAILER_BYTES + 1)
+        content = stream.read(MAX_BYTES + 1)
     if trusted is not None:
         trusted.require_bundle(content, path)
     return Bundle(content)
-
-
-def _without_trailer(content: bytes) -> bytes:
-    """Return the zip. A trailer of an earlier version must be unchanged."""
-    end = len(content) - TRAILER_BYTES
-    if end < 0 or not content.startswith(TRAILER_MAGIC, end):
-        return content
-    archive, trailer = content[:end], content[end:]
-    key_start = len(TRAILER_MAGIC) + 32
-    key_end = key_start + signature.KEY_BYTES
-    message, key = trailer[:key_start], trailer[key_start:key_end]
-    is_signed = signature.verify(key, trailer[key_end:], message)
-    if not is_signed or message[len(TRAILER_MAGIC) :] != hashlib.sha256(archive).digest():
-        raise BundleError("the bundle was changed after an earlier version of Coralline signed it")
-    return archive
 
 
 def read_archive(content: bytes) -> Dict[str, bytes]:

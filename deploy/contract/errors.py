@@ -8,7 +8,7 @@ The exit codes of `runner.pyz`::
     3    a sample cannot be used
     4    the runtime refuses the model
     6    a file cannot be read or written
-    8    the bundle is damaged (`bundle.BundleError`), or not trusted (`update_metadata.TrustError`)
+    8    the bundle is damaged (`bundle.BundleError`), or not trusted (`trust.TrustError`)
     11   the TFLite runtime is missing, or does not work
     12   the Edge TPU cannot be used; `kind` has the cause
     13   the outputs differ from the golden outputs
@@ -89,9 +89,9 @@ class LoadError(DeviceError):
 
 
 class RuntimeLibraryError(DeviceError):
-    """The TFLite runtime is missing, or does not work.
+    """The TFLite runtime, or another library that a command needs, is missing, or does not work.
 
-    `kind` is `no_numpy`, `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
+    `kind` is `no_numpy`, `no_waitress`, `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
     """
 
     exit_code = 11

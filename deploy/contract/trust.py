@@ -1,7 +1,7 @@
-"""The trust of a device: a folder with the metadata that it accepted last, and the rules for accepting newer metadata.
+"""The trust of a device: a folder with the metadata that it accepted last, and the update of this metadata.
 
-A device that has such a folder uses only files that the trusted targets metadata lists. The rules are those of the TUF
-specification 1.0, section 5; numbers in comments are its steps. The folder is
+A device that has such a folder uses only files that the trusted targets metadata lists. The client of python-tuf
+(`tuf.ngclient`) applies the rules of the TUF specification 1.0, section 5. The folder is
 
 ::
 
@@ -9,40 +9,70 @@ specification 1.0, section 5; numbers in comments are its steps. The folder is
     installed.json    by folder of releases: SHA-256 of the bundles that were accepted there; they may go on running
     .lock             locked (flock) during an update
 
-Each file is replaced by one rename, after its verification. The source of an update is a function, so that the same
-rules apply to a folder, a memory card and the connection of `compress deploy`. This module uses only the standard
-library: `deploy` sends it to the device.
+The client works in a copy of the folder. Each file that the client has accepted then replaces the file here by one
+rename, flushed to the disk. The source of an update is a function, so that the same rules apply to a folder, a memory
+card and the connection of `compress deploy`, which sends this module to the device.
+
+python-tuf needs Python 3.10. Without the folder nothing here imports python-tuf. With the folder, a device without
+python-tuf refuses every bundle, because nothing else tells a listed bundle from another one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import stat
+import sys
 import tempfile
 import time
 import types
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from deploy.contract import update_metadata
 from deploy.contract.durable_files import PREFIX, write_atomically
-from deploy.contract.update_metadata import MAX_BYTES, FileInfo, Metadata, Root, TrustError
+from deploy.contract.errors import DeviceError
 
 FOLDERS = ("/etc/coralline/trust", "~/.config/coralline/trust")
 """Where a device has what it trusts: the first that exists, below CORALLINE_ROOT (see `deploy.runner.host`)."""
-OLD_KEYS = ("/etc/coralline/keys", "~/.config/coralline/keys")
-"""Where devices had keys for the signatures of earlier versions of Coralline."""
+ROLES = ("root", "timestamp", "snapshot", "targets")
 MAX_ROOTS = 256
-"""The largest number of root versions in one update; the next update continues."""
+"""The largest number of root versions that a first contact looks at, as in python-tuf's client."""
+MAX_BYTES = 5_000_000
+"""The largest metadata file that is read: python-tuf's limit for targets metadata, which is its highest one."""
 INSTALLED = "installed.json"
 BUNDLE_ENDING, RUNNER_ENDING = ".coralline", ".pyz"
 FIRST = "compare the fingerprint with `python -m compress trust status` on the host, and pass it as --first-root"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+_COPY = "copy the repository again"
+_RENEW = "on the host: python -m compress trust refresh; or set the clock"
 Fetch = Callable[[str, int], Optional[bytes]]
 """Returns the content of a metadata file, at most one byte more than a limit; None: the source does not have it."""
+
+
+class TrustError(DeviceError):
+    """An update, or a file, that this device does not accept. Exit code 8.
+
+    `kind` is one of
+
+    - `metadata`: not valid metadata
+    - `length`: longer than allowed, or than listed
+    - `missing`: the source does not have the file, or an update is incomplete
+    - `signature`: not signed by enough keys of its role
+    - `version`: older than what this device has accepted before, or not the version that is listed
+    - `mixed`: the files do not belong together
+    - `expired`: valid until a time that has passed
+    - `unlisted`: the file is not in the trusted targets metadata
+    - `first_contact`: this device trusts no root yet, or another one
+    - `damaged`: the trusted metadata on this device cannot be used
+    - `unsupported`: python-tuf is missing, so that nothing can be verified
+    """
+
+    exit_code = 8
+    kind = "metadata"
 
 
 def find(folder: str = "") -> Optional[TrustFolder]:
@@ -52,20 +82,11 @@ def find(folder: str = "") -> Optional[TrustFolder]:
         folder: this folder instead of `FOLDERS`.
 
     Raises:
-        TrustError: the folder is damaged, or this device has keys of an earlier version and no root.
+        TrustError: the folder is damaged, or python-tuf is missing.
     """
-    for path in [folder] if folder else _existing(FOLDERS):
+    for path in [folder] if folder else filter(os.path.isdir, map(_path, FOLDERS)):
         return TrustFolder(path)
-    for path in _existing(OLD_KEYS):
-        if any(name.endswith(".pem") for name in os.listdir(path)):
-            what = "%s has keys for signatures of an earlier version, which are not used any more" % path
-            hint = "make this device trust a root (docs/trust.md), or remove the keys to accept unsigned bundles"
-            raise TrustError(what, hint, "first_contact")
     return None
-
-
-def _existing(folders: Sequence[str]) -> Iterator[str]:
-    return filter(os.path.isdir, map(_path, folders))
 
 
 def _path(folder: str) -> str:
@@ -97,16 +118,16 @@ def first_contact(
         running: by folder of releases, the SHA-256 of bundles that were installed before, and may go on running.
 
     Raises:
-        TrustError: the source has no root with this fingerprint, or it is invalid.
+        TrustError: the source has no valid root with this fingerprint, or python-tuf is missing.
         OSError: the folder exists, or cannot be written.
     """
     path = folder or default_folder()
     for number in range(1, MAX_ROOTS + 1):
-        content = _fetched(fetch, "%d.root.json" % number, MAX_BYTES["root"])
+        content = fetch("%d.root.json" % number, MAX_BYTES)
         if content is None:
             break
         if fingerprint(content) == digest.strip().lower():
-            update_metadata.read_root(content)
+            _read_root(content, path)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             new = tempfile.mkdtemp(prefix=PREFIX + "trust-", dir=os.path.dirname(path))
             os.chmod(new, 0o755)  # noqa: S103  (nothing in it is secret, and other users run bundles)
@@ -148,53 +169,50 @@ class TrustFolder:
 
     Attributes:
         path: its path.
-        root: the trusted root.
+        root: the trusted root, a `tuf.api.metadata.Root`.
 
     Raises:
-        TrustError: its root is missing or damaged.
+        TrustError: its root is missing or damaged, or python-tuf is missing.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        content = self._content("root")
-        if content is None:
-            raise TrustError("%s has no root.json" % path, "restore it, or see docs/trust.md", "damaged")
-        self.root: Root = update_metadata.read_root(content)
+        self.root: Any = _read_root(self._content("root"), path)
 
     # --- what is trusted ------------------------------------------------------------------
 
     def _content(self, role: str) -> Optional[bytes]:
-        return read_file(os.path.join(self.path, role + ".json"), MAX_BYTES[role])
+        return read_file(os.path.join(self.path, role + ".json"), MAX_BYTES)
 
-    def trusted(self, role: str) -> Optional[Metadata]:
+    def trusted(self, role: str) -> Any:
         """Return the stored metadata of a role; None: there is none that the keys of the trusted root have signed."""
-        content = self._content(role)
-        if content is None:
-            return None
+        from tuf.api.exceptions import RepositoryError
+        from tuf.api.metadata import Metadata
+
         try:
-            metadata = update_metadata.parse(content, role)
-            update_metadata.check_signatures(metadata, self.root)
-        except TrustError:  # keys were rotated after it was stored
+            metadata: Any = Metadata.from_bytes(self._content(role) or b"")
+            self.root.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+        except RepositoryError:  # there is none, or keys were rotated after it was stored
             return None
-        return metadata
+        return metadata.signed if metadata.signed.type == role else None
 
-    def now(self) -> float:
+    def now(self) -> datetime.datetime:
         """Return the time, but never one before the last accepted timestamp was signed: this clock may be wrong."""
-        timestamp = self.trusted("timestamp")
-        return max(time.time(), update_metadata.issued(timestamp) if timestamp else 0)
+        clock = datetime.datetime.fromtimestamp(time.time(), datetime.timezone.utc)
+        return max(clock, _issued(self.trusted("timestamp")))
 
-    def listed(self) -> Dict[str, FileInfo]:
-        """Return the files in the trusted targets metadata, by name."""
+    def listed(self) -> Mapping[str, Any]:
+        """Return the files in the trusted targets metadata, by name: `tuf.api.metadata.TargetFile`."""
         metadata = self.trusted("targets")
-        return update_metadata.targets(metadata) if metadata else {}
+        return {} if metadata is None else dict(metadata.targets)
 
     def describe(self) -> Dict[str, object]:
         """Return the versions and expiries of the trusted metadata, and the listed files, as a plain map."""
-        roles = {role: self.root.metadata if role == "root" else self.trusted(role) for role in update_metadata.ROLES}
+        roles = {role: self.root if role == "root" else self.trusted(role) for role in ROLES}
         rows = {
-            role: {"version": metadata.version, "expires": update_metadata.time_text(metadata.expires)}
-            for role, metadata in roles.items()
-            if metadata is not None
+            role: {"version": signed.version, "expires": signed.expires.strftime(TIME_FORMAT)}
+            for role, signed in roles.items()
+            if signed is not None
         }
         return {"folder": self.path, "roles": rows, "targets": sorted(self.listed())}
 
@@ -211,13 +229,15 @@ class TrustFolder:
         Raises:
             TrustError: it is not listed.
         """
+        from tuf.api.exceptions import LengthOrHashMismatchError
+
         for target, info in self.listed().items():
-            if target.endswith(ending) and info.length == len(content):
-                with contextlib.suppress(TrustError):
-                    info.check(content, name)
+            if target.endswith(ending):
+                with contextlib.suppress(LengthOrHashMismatchError):
+                    info.verify_length_and_hashes(content)
                     return
         metadata = self.trusted("targets")
-        version = "version %d" % metadata.version if metadata else "none yet"
+        version = "none yet" if metadata is None else "version %d" % metadata.version
         what = "%s is not in the signed targets metadata of this device (%s)" % (name, version)
         raise TrustError(what, "on the host: python -m compress trust add, then deploy with --repository", "unlisted")
 
@@ -243,23 +263,22 @@ class TrustFolder:
         Raises:
             TrustError: it is not: it expired, or an update was interrupted.
         """
+        timestamp, snapshot, targets = (self.trusted(role) for role in ROLES[1:])
+        listed = None if snapshot is None else snapshot.meta.get("targets.json")
+        versions = [part and part.version for part in (timestamp and timestamp.snapshot_meta, listed)]
+        if None in versions or versions != [snapshot.version, targets and targets.version]:
+            hint = "deploy with --repository, or: runner.pyz update SOURCE"
+            raise TrustError("this device does not have the newest metadata: an update is incomplete", hint, "missing")
         now = self.now()
-        self.root.metadata.check_expiry(now)
-        info: Optional[FileInfo] = None
-        for role, following in (("timestamp", "snapshot.json"), ("snapshot", "targets.json"), ("targets", "")):
-            metadata = self.trusted(role)
-            if metadata is None or (info is not None and info.version != metadata.version):
-                hint = "deploy with --repository, or: runner.pyz update SOURCE"
-                raise TrustError("this device does not have the newest %s metadata" % role, hint, "missing")
-            metadata.check_expiry(now)
-            info = update_metadata.meta(metadata)[following] if following else None
+        for signed in (self.root, timestamp, snapshot, targets):
+            _require_valid(signed, now)
 
     def installed(self, folder: str) -> List[str]:
         """Return the SHA-256 of the bundles that were accepted in a folder of releases."""
         return self._installed().get(os.path.realpath(folder), [])
 
     def _installed(self) -> Dict[str, List[str]]:
-        content = read_file(os.path.join(self.path, INSTALLED), MAX_BYTES["targets"])
+        content = read_file(os.path.join(self.path, INSTALLED), MAX_BYTES)
         try:
             return dict(json.loads(content.decode("utf-8"))) if content else {}
         except ValueError:  # it never has partial content; without it, listed bundles still run
@@ -272,108 +291,47 @@ class TrustFolder:
             everything[os.path.realpath(folder)] = sorted(set(digests))
             write_atomically(os.path.join(self.path, INSTALLED), _json(everything))
 
-    # --- updates (5) ----------------------------------------------------------------------
+    # --- updates --------------------------------------------------------------------------
 
     def update(self, fetch: Fetch) -> None:
-        """Accept newer metadata from a source, in the order of the specification.
+        """Accept newer metadata from a source.
 
         Raises:
             TrustError: something was refused. Metadata that was accepted before it stays.
             OSError: a file cannot be read or written.
         """
-        with self._locked():
-            self.root = update_metadata.read_root(self._content("root") or b"")
-            self._update_root(fetch)
-            now = self.now()  # 5.1
-            self.root.metadata.check_expiry(now)  # 5.3.10
-            timestamp = self._update_timestamp(fetch, now)
-            now = max(now, update_metadata.issued(timestamp))
-            snapshot = self._update_snapshot(fetch, now, update_metadata.meta(timestamp)["snapshot.json"])
-            self._update_targets(fetch, now, update_metadata.meta(snapshot)["targets.json"])
+        from tuf.api.exceptions import DownloadError, RepositoryError
+        from tuf.ngclient import Updater
 
-    def _update_root(self, fetch: Fetch) -> None:
-        """Follow the chain of roots (5.3): each is signed by the keys of the one before, and by its own."""
-        for _ in range(MAX_ROOTS):
-            version = self.root.metadata.version + 1
-            content = _fetched(fetch, "%d.root.json" % version, MAX_BYTES["root"])  # 5.3.3
-            if content is None:
-                return
-            new = update_metadata.read_root(content)
-            update_metadata.check_signatures(new.metadata, self.root)  # 5.3.4
-            if new.metadata.version != version:  # 5.3.5
-                what = "%d.root.json has version %d" % (version, new.metadata.version)
-                raise TrustError(what, "copy the repository again", "rollback")
-            online = ("timestamp", "snapshot")
-            if any(new.roles[role] != self.root.roles[role] for role in online):  # 5.3.11
-                # Who had a stolen key may have signed any version. It is done at once, because an interrupted update
-                # continues with the new root, in which the change is not visible any more.
-                for role in online:
-                    self._remove(role)
-            self._store("root", content)  # 5.3.8
-            self.root = new
+        with self._locked(), tempfile.TemporaryDirectory() as work:
+            for role in ROLES[1:]:
+                with open(os.path.join(work, role + ".json"), "wb") as stream:
+                    stream.write(self._content(role) or b"")
+            try:
+                Updater(work, "metadata", fetcher=_fetcher(fetch), bootstrap=self._content("root")).refresh()
+            except (RepositoryError, DownloadError) as error:
+                raise _refusal(error)
+            finally:
+                self._accept(work)
+            self.require_fresh()
 
-    def _update_timestamp(self, fetch: Fetch, now: float) -> Metadata:
-        """Accept a newer timestamp (5.4)."""
-        old = self.trusted("timestamp")
-        new = self._verified(_required(fetch, "timestamp.json", MAX_BYTES["timestamp"]), "timestamp")
-        listed = update_metadata.meta(new)["snapshot.json"]
-        if old is not None:  # 5.4.3
-            _no_rollback(new.version, old.version, "timestamp")
-            _no_rollback(listed.version, update_metadata.meta(old)["snapshot.json"].version, "snapshot")
-            if new.version == old.version:
-                new = old
-        update_metadata.issued(new)
-        new.check_expiry(now)  # 5.4.4
-        if new is not old:
-            self._store("timestamp", new.content)  # 5.4.5
-        return new
+    def _accept(self, work: str) -> None:
+        """Store what the client has accepted. The client knows only this device's clock, so expiry is checked again.
 
-    def _update_snapshot(self, fetch: Fetch, now: float, info: FileInfo) -> Metadata:
-        """Accept the snapshot that the timestamp lists (5.5)."""
-        name, limit = self._named("snapshot", info)
-        content = _required(fetch, name, limit)
-        info.check(content, name)  # 5.5.2
-        new = self._verified(content, "snapshot")
-        _same_version(new, info)  # 5.5.4
-        listed = update_metadata.meta(new)
-        old = self.trusted("snapshot")
-        for file, before in update_metadata.meta(old).items() if old else ():  # 5.5.5
-            if file not in listed:
-                raise TrustError("the new snapshot metadata lacks %s" % file, "", "rollback")
-            _no_rollback(listed[file].version, before.version, file)
-        new.check_expiry(now)  # 5.5.6
-        self._store("snapshot", content)  # 5.5.7
-        return new
+        The root comes first: a timestamp that was signed with a stolen key does not count after the key was replaced.
+        """
+        from tuf.api.metadata import Metadata
 
-    def _update_targets(self, fetch: Fetch, now: float, info: FileInfo) -> None:
-        """Accept the targets metadata that the snapshot lists (5.6)."""
-        name, limit = self._named("targets", info)
-        content = _required(fetch, name, limit)
-        info.check(content, name)  # 5.6.2
-        new = self._verified(content, "targets")
-        _same_version(new, info)  # 5.6.4
-        update_metadata.targets(new)
-        new.check_expiry(now)  # 5.6.5
-        self._store("targets", content)  # 5.6.6
-
-    def _verified(self, content: bytes, role: str) -> Metadata:
-        metadata = update_metadata.parse(content, role)
-        update_metadata.check_signatures(metadata, self.root)  # 5.4.2, 5.5.3, 5.6.3
-        return metadata
-
-    def _named(self, role: str, info: FileInfo) -> Tuple[str, int]:
-        """Return the name of a metadata file in the source, and the largest size to read."""
-        name = "%d.%s.json" % (info.version, role) if self.root.consistent_snapshot else role + ".json"
-        return name, min(MAX_BYTES[role] if info.length is None else info.length, MAX_BYTES[role])
-
-    def _store(self, role: str, content: bytes) -> None:
-        path = os.path.join(self.path, role + ".json")
-        if self._content(role) != content:
-            write_atomically(path, content)
-
-    def _remove(self, role: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, role + ".json"))
+        for role in ROLES:
+            content = read_file(os.path.join(work, role + ".json"), MAX_BYTES)
+            if not content or content == self._content(role):
+                continue
+            signed: Any = Metadata.from_bytes(content).signed
+            if role == "root":
+                self.root = signed
+            else:
+                _require_valid(signed, max(self.now(), _issued(signed)))
+            write_atomically(os.path.join(self.path, role + ".json"), content)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -385,50 +343,104 @@ class TrustFolder:
             os.close(handle)
 
 
-def _fetched(fetch: Fetch, name: str, limit: int) -> Optional[bytes]:
-    content = fetch(name, limit)
-    if content is not None and len(content) > limit:
-        raise TrustError("%s has more than %d bytes" % (name, limit), "", "length")
-    return content
+def _read_root(content: Optional[bytes], path: str) -> Any:
+    """Return a root that is signed by its own keys: a `tuf.api.metadata.Root`.
 
+    Raises:
+        TrustError: it is missing or damaged, or python-tuf is missing.
+    """
+    try:
+        if sys.version_info < (3, 10):
+            raise ImportError("this Python is %d.%d" % sys.version_info[:2])
+        from tuf import __version__
+        from tuf.api.exceptions import RepositoryError
+        from tuf.api.metadata import Metadata
 
-def _required(fetch: Fetch, name: str, limit: int) -> bytes:
-    content = _fetched(fetch, name, limit)
+        if int(__version__.split(".")[0]) < 7:  # its client has another interface
+            raise ImportError("tuf is %s" % __version__)
+    except ImportError as error:
+        what = "%s says that this device accepts only signed bundles, which cannot be verified: %s" % (path, error)
+        hint = "use Python 3.10 or newer, with: pip install 'tuf>=7' 'cryptography>=48'"
+        raise TrustError(what, hint, "unsupported")
     if content is None:
-        raise TrustError("the source does not have %s" % name, "copy the repository again", "missing")
-    return content
+        raise TrustError("%s has no root.json" % path, "restore it, or see docs/trust.md", "damaged")
+    try:
+        metadata: Any = Metadata.from_bytes(content)
+        if metadata.signed.type != "root":
+            raise RepositoryError("it is %s metadata" % metadata.signed.type)
+        metadata.signed.verify_delegate("root", metadata.signed_bytes, metadata.signatures)
+    except RepositoryError as error:
+        raise TrustError("the root metadata cannot be used: %.200s" % error, "see docs/trust.md", "damaged")
+    return metadata.signed
 
 
-def _no_rollback(new: int, old: int, name: str) -> None:
-    if new < old:
-        what = "the source offers version %d of %s, and this device has accepted version %d" % (new, name, old)
-        raise TrustError(what, "use the newest repository", "rollback")
+def _fetcher(fetch: Fetch) -> Any:
+    """Return a source as python-tuf's client reads it; the client applies its own limits of length."""
+    from tuf.api.exceptions import DownloadHTTPError
+    from tuf.ngclient import FetcherInterface
+
+    class MetadataSource(FetcherInterface):  # type: ignore[misc]
+        def _fetch(self, url: str) -> Iterator[bytes]:
+            name = url.rpartition("/")[2]
+            content = fetch(name, MAX_BYTES)
+            if content is None:
+                raise DownloadHTTPError("the source does not have %s" % name, 404)
+            yield content
+
+    return MetadataSource()
 
 
-def _same_version(metadata: Metadata, info: FileInfo) -> None:
-    if metadata.version != info.version:
-        what = "the %s metadata has version %d, and version %d is listed"
-        raise TrustError(what % (metadata.role, metadata.version, info.version), "copy the repository again", "mixed")
+def _refusal(error: Exception) -> TrustError:
+    from tuf.api import exceptions
+
+    kinds = (
+        (exceptions.ExpiredMetadataError, "expired", _RENEW),
+        (exceptions.UnsignedMetadataError, "signature", ""),
+        (exceptions.BadVersionNumberError, "version", "use the newest repository"),
+        (exceptions.LengthOrHashMismatchError, "mixed", _COPY),
+        (exceptions.DownloadLengthMismatchError, "length", _COPY),
+        (exceptions.DownloadHTTPError, "missing", _COPY),
+    )
+    kind, hint = next(((kind, hint) for cause, kind, hint in kinds if isinstance(error, cause)), ("metadata", ""))
+    return TrustError("the update was refused: %.300s" % error, hint, kind)
 
 
-def download(source: str, name: str, listed: Mapping[str, FileInfo], consistent: bool) -> bytes:
-    """Return a target from a folder with the layout of a TUF repository (5.7).
+def _issued(timestamp: Any) -> datetime.datetime:
+    """Return when timestamp metadata was signed: the field `issued`, which Coralline's hosts write."""
+    try:
+        issued = datetime.datetime.strptime(timestamp.unrecognized_fields["issued"], TIME_FORMAT)
+    except (AttributeError, KeyError, TypeError, ValueError):  # no timestamp, or signed by another program
+        issued = datetime.datetime.min
+    return issued.replace(tzinfo=datetime.timezone.utc)
+
+
+def _require_valid(signed: Any, now: datetime.datetime) -> None:
+    if signed.is_expired(now):
+        facts = (signed.type, signed.expires.strftime(TIME_FORMAT), now.strftime(TIME_FORMAT))
+        raise TrustError("the %s metadata was valid until %s, and the time here is %s" % facts, _RENEW, "expired")
+
+
+def download(source: str, name: str, listed: Mapping[str, Any], consistent: bool) -> bytes:
+    """Return a target from a folder with the layout of a TUF repository.
 
     Raises:
         TrustError: it is not listed, missing, or not what is listed.
     """
+    from tuf.api.exceptions import LengthOrHashMismatchError
+
     info = listed.get(name)
     if info is None:
         known = ", ".join(sorted(listed)) or "(nothing)"
         raise TrustError("%.80r is not in the signed targets metadata" % name, "use one of: %s" % known, "unlisted")
-    folder, _, file = name.rpartition("/")
-    for digest in sorted(info.hashes.values()) if consistent else [""]:
-        path = os.path.join(source, "targets", folder, "%s.%s" % (digest, file) if digest else file)
-        content = read_file(path, info.length or 0)
+    for path in info.get_prefixed_paths() if consistent else [name]:
+        content = read_file(os.path.join(source, "targets", path), info.length)
         if content is not None:
-            info.check(content, name)
+            try:
+                info.verify_length_and_hashes(content)
+            except LengthOrHashMismatchError as error:
+                raise TrustError("%s is not the listed file: %s" % (name, error), _COPY, "mixed")
             return content
-    raise TrustError("the source does not have the listed file %s" % name, "copy the repository again", "missing")
+    raise TrustError("the source does not have the listed file %s" % name, _COPY, "missing")
 
 
 def _json(installed: Mapping[str, Sequence[str]]) -> bytes:

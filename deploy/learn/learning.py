@@ -8,8 +8,8 @@ embedding. Two methods find this direction:
 - "softmax": softmax regression on the photos against the reference embeddings of the bundle.
 
 The scale and the bias of the new logit are then chosen on the validation embeddings in the bundle, which no training
-has used: at most a share `loss` of them goes from the right old class to the new one. `benchmarks/new_products.py`
-measures both methods.
+has used: at most a share `loss` of them goes from the right old class to the new one.
+examples/retail/README.md compares both methods.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Any, Dict, List, Tuple
 from deploy.contract import releases, trust
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.contract.releases import BUNDLE, RUNNER, DeviceFolder, ReleaseError
-from deploy.contract.trust import TrustFolder
-from deploy.contract.update_metadata import TrustError
+from deploy.contract.trust import TrustError, TrustFolder
 
 VERIFY_TIMEOUT_S = 900.0
 KEEP = 3

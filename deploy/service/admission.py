@@ -1,17 +1,25 @@
-"""The requests that `serve` accepts: paths, methods, the token, limits and parameters. It uses no sockets."""
+"""The requests that `serve` accepts: targets, methods, hosts, the token, rates, limits and parameters.
+
+This module uses no sockets. `connection` calls it when the head of a request has arrived, before the body is received.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import hmac
+import http
 import ipaddress
+import json
+import math
 import re
-from typing import Dict, Optional, Tuple
+import time
+import uuid
+from typing import Callable, Dict, Mapping, Optional, Tuple
+from urllib.parse import parse_qsl
 
 from deploy.runner.images import parse_integer
-from deploy.service.protocol import RequestError, RequestHead
-from deploy.service.rates import RateLimit
 
 PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -19,8 +27,96 @@ OPEN_PATHS = ("/healthz", "/readyz")
 REFUSAL_S = 1.0
 """How long the answer to a wrong token is delayed."""
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[0-9a-z_](?:[0-9a-z._-]{0,252}[0-9a-z_])?)(?::([0-9]{1,5}))?\Z")
+_TARGET = re.compile(r"/[\x21-\x7e]{0,2000}\Z")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 DEFAULT_TOP = "3"
 MAX_TOP = 1000
+MAX_ADDRESSES = 4096
+"""The number of addresses that are remembered. More can only be in use if each of them is rarely seen."""
+BURST_S = 2.0
+"""A client that was quiet may send the requests of this time at once."""
+
+
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: the HTTP status code.
+        what: what is wrong.
+        hint: what the client should do.
+        close: whether the connection ends after the answer.
+        headers: additional headers of the answer.
+        delay_s: how long the answer is delayed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        hint: str = "",
+        close: bool = False,
+        headers: Optional[Mapping[str, str]] = None,
+        delay_s: float = 0.0,
+    ) -> None:
+        super().__init__(what)
+        self.status = status
+        self.what = what
+        self.hint = hint
+        self.close = close
+        self.headers = dict(headers or {})
+        self.delay_s = delay_s
+
+    def body(self, request_id: str) -> bytes:
+        """Return the body of the answer."""
+        return as_json({"error": {"what": self.what, "hint": self.hint}, "request_id": request_id})
+
+
+def as_json(value: object) -> bytes:
+    """Return a value as the body of an answer. NaN and infinity are not valid JSON and must not be in the value."""
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def status_line(status: int) -> str:
+    """Return a status with its reason, such as "200 OK"."""
+    return "%d %s" % (status, http.HTTPStatus(status).phrase)
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestHead:
+    """The request line and the headers of a request.
+
+    Attributes:
+        method: GET, POST, ….
+        target: the path with the query, as the client sent them.
+        version: the version of HTTP: 1.0 or 1.1.
+        headers: the headers; their names are in lower case.
+        request_id: the client's X-Request-Id, or a generated one.
+    """
+
+    method: str
+    target: str
+    version: str
+    headers: Mapping[str, str]
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        sent = self.headers.get("x-request-id", "")
+        object.__setattr__(self, "request_id", sent if _REQUEST_ID.match(sent) else uuid.uuid4().hex)
+
+    @property
+    def path(self) -> str:
+        """The target without the query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> Dict[str, str]:
+        """The query parameters; the last one counts where a name occurs several times."""
+        return dict(parse_qsl(self.target.partition("?")[2]))
+
+    @property
+    def length(self) -> int:
+        """The size of the body in bytes."""
+        return int(self.headers.get("content-length", "0"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +173,7 @@ class Admission:
         Raises:
             RequestError: the request is not accepted.
         """
+        _check_framing(head)
         if address:
             self._check_host(head)
             self._check_origin(head)
@@ -137,7 +234,7 @@ class Admission:
         if wait_s:
             what = "this client sends more than %g requests per second" % self._settings.rate
             headers = {"Retry-After": str(wait_s)}
-            raise RequestError(429, what, "send fewer", close=head.length > 0, headers=headers)
+            raise RequestError(429, what, "send fewer", headers=headers)
 
     def _authorized(self, head: RequestHead) -> bool:
         """Return whether a request has the token, or none is needed."""
@@ -146,6 +243,61 @@ class Admission:
         scheme, _, token = head.headers.get("authorization", "").partition(" ")
         digest = hashlib.sha256(token.strip().encode("latin-1")).digest()
         return hmac.compare_digest(digest, self._token) and scheme.lower() == "bearer"
+
+
+class RateLimit:
+    """The requests that each address may still send.
+
+    Args:
+        per_second: requests per second; 0: no limit.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._burst = max(per_second * BURST_S, 1.0)
+        self._clock = clock
+        self._buckets: collections.OrderedDict[str, Tuple[float, float]] = collections.OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """Count a request; return 0 if it is allowed, otherwise after how many seconds the next one is.
+
+        Args:
+            address: the IP address of the client; empty: a Unix socket, which has no limit.
+        """
+        if not self._per_second or not address:
+            return 0
+        key = _network(address)
+        now = self._clock()
+        left, seen = self._buckets.pop(key, (self._burst, now))
+        left = min(left + (now - seen) * self._per_second, self._burst)
+        is_allowed = left >= 1
+        self._buckets[key] = (left - 1 if is_allowed else left, now)
+        if len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+        return 0 if is_allowed else math.ceil((1 - left) / self._per_second)
+
+
+def _network(address: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the 64 bits that an IPv6 network has."""
+    if ":" not in address:
+        return address
+    number = int(ipaddress.IPv6Address(address.partition("%")[0]))
+    return "%x" % (number >> 64)
+
+
+def _check_framing(head: RequestHead) -> None:
+    """Refuse heads that waitress accepts and other servers on the way may read differently."""
+    if head.version not in ("1.0", "1.1"):
+        raise RequestError(400, "the request line is not one of HTTP/1.0 or 1.1", close=True)
+    if not _TARGET.match(head.target):
+        raise RequestError(400, "the target is not a path of at most 2000 printable characters", close=True)
+    if head.version == "1.1" and "host" not in head.headers:
+        raise RequestError(400, "the header Host is missing", close=True)
+    if head.method == "POST" and "content-length" not in head.headers:
+        raise RequestError(411, "the header Content-Length is missing", close=True)
+    if head.headers.get("expect", "100-continue").lower() != "100-continue":
+        raise RequestError(417, "only 100-continue can be expected", close=True)
 
 
 def host_name(text: str) -> Optional[str]:
@@ -171,12 +323,12 @@ def _allowed_method(head: RequestHead) -> str:
         RequestError: the path does not exist, or the request has another method.
     """
     if head.path not in PATHS:
-        raise RequestError(404, "the path does not exist", "use one of: %s" % ", ".join(PATHS), close=head.length > 0)
+        raise RequestError(404, "the path does not exist", "use one of: %s" % ", ".join(PATHS))
     allowed = PATHS[head.path]
     if head.method != allowed:
         what = "%s needs the method %s" % (head.path, allowed)
-        unread = head.length > 0 or head.method == "HEAD"  # whose answers have no body
-        raise RequestError(405, what, close=unread, headers={"Allow": allowed})
+        is_head = head.method == "HEAD"  # the answer to HEAD has no body, but this one has
+        raise RequestError(405, what, close=is_head, headers={"Allow": allowed})
     return allowed
 
 

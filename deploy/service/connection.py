@@ -1,228 +1,329 @@
-"""One client connection of `serve`: its bytes, its phase and its deadline.
+"""The connections of `serve`: waitress' parser and channel, with limits that waitress does not have.
 
-A connection buffers at most one request head (16 KiB) and what has arrived of one body.
-Nothing is read from a connection while its answer is computed, which holds back clients that pipeline requests.
+waitress closes connections that are silent. These classes also limit the time of a request and of an answer, the
+memory of all bodies, and how often a token can be tried; they refuse a request before its body is received; and they
+close a connection without a reset, which could cost the client the answer. `app.Server` decides, these classes act.
 """
 
 from __future__ import annotations
 
 import contextlib
-import selectors
+import ctypes
+import functools
+import os
+import re
 import socket
-from typing import Any, Optional
+import struct
+import sys
+import time
+from typing import Any, Dict, List, Optional
 
-from deploy.service import protocol
-from deploy.service.protocol import RequestError, RequestHead
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError, TransferEncodingNotImplemented
+from waitress.server import BaseWSGIServer
+from waitress.task import ErrorTask, Task, WSGITask
 
-READ = "read"
-"""Phase: receives a request head, or is idle before one."""
-BODY = "body"
-"""Phase: receives a body."""
-DELAY = "delay"
-"""Phase: waits until a delayed refusal is sent."""
-WAIT = "wait"
-"""Phase: waits for the model."""
-WRITE = "write"
-"""Phase: sends a response."""
-DRAIN = "drain"
-"""Phase: the service has closed its direction, and discards what the client still sends. If the socket were closed at
-once, TCP would reset the connection, and the client could lose the response."""
+from deploy.service.admission import RequestError, RequestHead, status_line
+
+MAX_HEAD_BYTES = 16 * 1024
 MIN_BYTES_PER_S = 16 * 1024
 """Clients that send a body more slowly are disconnected."""
 DRAIN_S = 2.0
-CLOSING_READS = 64
-READ_BYTES = 1 << 18
-"""How much of a body is read before other sockets have their turn."""
-LAST_CALL_S = 0.5
-"""When the service ends: how long a connection may still begin a request, which is answered with 503."""
+"""How long the service reads what a client still sends after the answer. If the socket were closed at once, TCP would
+reset the connection, and the client could lose the answer."""
+_SINGLE = re.compile(
+    rb"\r\n(content-length|transfer-encoding|content-type|expect|host|origin|authorization|x-shape|x-dtype):",
+    re.IGNORECASE,
+)
+"""The headers that frame a request or allow it. waitress joins headers of one name; two servers could read them
+differently."""
+_INVALID = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r\n[ \t]|[ \t]{100}")
+"""A control character, a line that continues the line before, or a hundred blanks. waitress' own expression takes
+quadratic time for blanks in a header: 6 s for 14 kB, measured with waitress 3.0.2."""
+SO_ATTACH_FILTER = 26
+_FILTER = (
+    (0x30, 0, 0, 13),  # load the byte with the flags of the TCP header
+    (0x54, 0, 0, 0x12),  # keep SYN and ACK
+    (0x15, 0, 1, 0x02),  # SYN alone is the first packet of a new connection
+    (0x06, 0, 0, 0),  # drop it
+    (0x06, 0, 0, 0xFFFFFFFF),  # let every other packet through
+)
+"""A classic BPF program (Linux: Documentation/networking/filter.rst): code, jump if true, jump if false, value."""
 
 
-class ClientGoneError(Exception):
-    """The client has closed the connection, or the connection failed."""
-
-
-class Connection:
-    """One client connection.
+class Request(HTTPRequestParser):  # type: ignore[misc]
+    """The parser of one request. It refuses what is ambiguous, and asks the server before it receives the body.
 
     Args:
-        sock: an accepted, non-blocking socket.
+        server: the `app.Server`.
         address: the IP address of the client; empty: a Unix socket.
-        now: the time of `time.monotonic`.
-        timeout_s: the time limit to receive a head, and to send a response.
-        idle_s: how long the connection may stay open between requests.
+        adj: the settings of waitress.
 
     Attributes:
-        phase: one of the constants of this module.
-        deadline: the time of `time.monotonic` at which the phase must have ended.
-        head: the head of the current request.
-        body: what has arrived of the body of the current request.
-        job: the job in the queue that the client waits for.
-        held: the bytes that are counted for the body.
-        events: the `selectors` events that the socket is registered for.
+        head: the request line and the headers; None before.
+        delayed: an error that is answered at `deadline`; what arrives until then is discarded.
+        deadline: the time of `time.monotonic` at which the request must have been received.
     """
 
-    def __init__(self, sock: socket.socket, address: str, now: float, timeout_s: float, idle_s: float) -> None:
-        self.sock = sock
-        self.address = address
-        self._timeout_s = timeout_s
-        self._idle_s = idle_s
-        self._buffer = bytearray()
-        self._out = memoryview(b"")
-        self.events = 0
-        self.deadline = 0.0
-        self.begin(now)
+    head: Optional[RequestHead] = None
+    delayed: Optional[RequestError] = None
+    error: Any  # of waitress: None, one of its errors, or a RequestError
+    completed: bool
+    body_bytes_received: int
+    version = "1.1"  # of the answer, if the request is refused before its version is known
 
-    def last_call(self, now: float) -> None:
-        """Let the connection begin a request for `LAST_CALL_S`, and not longer."""
-        self._idle_s = LAST_CALL_S
-        if self.idle:
-            self.deadline = min(self.deadline, now + LAST_CALL_S)
+    def __init__(self, server: Any, address: str, adj: Any) -> None:
+        super().__init__(adj)
+        self._server = server
+        self._address = address
+        self.deadline = time.monotonic() + server.settings.timeout_s
 
-    def begin(self, now: float) -> None:
-        """Get ready for the next request."""
-        self.phase = READ
-        self.deadline = now + (self._timeout_s if self._buffer else self._idle_s)
-        self.head: Optional[RequestHead] = None
-        self.body = bytearray()
-        self.held = 0
-        self.job: Any = None
-        self._keep = False
-        self._pipelined = False
+    def received(self, data: bytes) -> int:
+        """Parse bytes; return how many belong to this request."""
+        if self.delayed is not None:
+            return len(data)
+        consumed = int(super().received(data))
+        if self.headers_finished and self.head is None and not self.empty and self.error is None:
+            headers = {name.lower().replace("_", "-"): value for name, value in self.headers.items()}
+            self.head = RequestHead(self.command, self.request_uri, self.version, headers)
+            self.deadline += self.content_length / MIN_BYTES_PER_S
+            try:
+                self._server.admit(self.head, self._address)
+            except RequestError as error:
+                self._refuse(error)
+            except Exception as error:  # noqa: BLE001 - a bug costs this request alone
+                self._refuse(self._server.unexpected(error))
+        if self.error is not None:
+            self.expect_continue = False  # waitress would answer 100 Continue, and wait for the body
+        return consumed
 
-    @property
-    def needed_events(self) -> int:
-        """The `selectors` events of the phase; 0 if the next request arrived before the response was sent."""
-        if self.phase == WRITE:
-            return selectors.EVENT_WRITE
-        return 0 if self.phase == DELAY or (self.phase == WAIT and self._pipelined) else selectors.EVENT_READ
+    def _refuse(self, error: RequestError) -> None:
+        error.close = error.close or not self.completed  # the body would be read as the next request
+        if error.delay_s:
+            self.delayed = error
+            self.deadline = time.monotonic() + error.delay_s
+            self.expect_continue = False
+        else:
+            self.error = error
+        self.completed = not error.delay_s
+
+    def parse_header(self, header_plus: bytes) -> None:
+        """Parse a head.
+
+        Raises:
+            ParsingError: the head is invalid or ambiguous.
+            TransferEncodingNotImplemented: the body has no length.
+        """
+        names = [name.lower() for name in _SINGLE.findall(header_plus)]
+        if len(names) != len(set(names)):
+            raise ParsingError("a header occurs twice")
+        if _INVALID.search(header_plus):
+            raise ParsingError("a header is folded, or has control characters or a hundred blanks")
+        if b"transfer-encoding" in names:
+            raise TransferEncodingNotImplemented("Transfer-Encoding is not supported; send Content-Length")
+        try:
+            super().parse_header(header_plus)
+        except ValueError:  # of an address in the request line, or of a number with thousands of digits
+            raise ParsingError("the request line or a number is invalid")
+
+
+class _Answer(Task):  # type: ignore[misc]
+    """The part that all answers have in common."""
+
+    def build_response_header(self) -> bytes:
+        """Return the status line and the headers."""
+        server, head = self.channel.owner, self.request.head
+        options = {option.strip().lower() for option in self.request.headers.get("CONNECTION", "").split(",")}
+        if server.stopping or "close" in options:
+            self.set_close_on_finish()
+        common = {"X-Request-Id": "-" if head is None else head.request_id, "Cache-Control": "no-store"}
+        self.response_headers.extend({**common, **server.cross_origin(head)}.items())
+        return bytes(super().build_response_header())
+
+    def finish(self) -> None:
+        """Send what is left of the answer, and count the answer."""
+        super().finish()
+        self.channel.owner.answered(self.request.head, self.status[:3])
+
+
+class Reply(_Answer, WSGITask):  # type: ignore[misc]
+    """The answer of the application."""
+
+    def get_environment(self) -> Dict[str, Any]:
+        """Return the environment of WSGI, with the head of the request."""
+        return {**super().get_environment(), "coralline.head": self.request.head}
+
+
+class RefusedAnswer(_Answer, ErrorTask):  # type: ignore[misc]
+    """The answer to a request that the parser, the admission or a limit refuses."""
+
+    def execute(self) -> None:
+        """Write the error as JSON."""
+        error, head = self.request.error, self.request.head
+        if not isinstance(error, RequestError):  # one of waitress
+            error = RequestError(error.code, error.body, close=True)
+        if error.close:
+            self.set_close_on_finish()
+        body = error.body("-" if head is None else head.request_id)
+        self.status = status_line(error.status)
+        self.response_headers.extend({"Content-Type": "application/json", **error.headers}.items())
+        self.content_length = len(body)
+        self.write(body)
+
+
+class Channel(HTTPChannel):  # type: ignore[misc]
+    """One client connection.
+
+    Attributes:
+        owner: the `app.Server`.
+    """
+
+    task_class = Reply
+    error_task_class = RefusedAnswer
+    request: Optional[Request]  # of waitress: the request that is being received
+    requests: List[Request]  # of waitress: the requests that wait for their answers
+
+    def __init__(self, server: Any, sock: socket.socket, addr: Any, adj: Any, map: Any = None) -> None:
+        self.owner = server.owner
+        address = "" if server.family == getattr(socket, "AF_UNIX", None) else str(addr[0])
+        self.parser_class = functools.partial(Request, self.owner, address)
+        self._drains_until = 0.0
+        self._sends_until = 0.0
+        self._stopped_at = 0.0
+        super().__init__(server, sock, addr, adj, map)
 
     @property
     def idle(self) -> bool:
         """Whether the connection is between two requests."""
-        return self.phase == READ and not self._buffer
+        return self.request is None and not (self.requests or self.total_outbufs_len or self._drains_until)
 
     @property
-    def body_complete(self) -> bool:
-        """Whether the whole body is received."""
-        return self.head is not None and len(self.body) == self.head.length
+    def can_make_room(self) -> bool:
+        """Whether the connection may be closed for a new one: it is idle, or waits for a refusal."""
+        request = self.request
+        return self.idle or bool(self._drains_until) or (request is not None and request.delayed is not None)
 
-    def receive(self, now: float) -> None:
-        """Read the bytes that have arrived.
+    @property
+    def held(self) -> int:
+        """The bytes of the bodies that are received or wait."""
+        request = self.request
+        requests = list(self.requests) if request is None else [*self.requests, request]
+        return sum(int(each.body_bytes_received) for each in requests)
 
-        Raises:
-            ClientGoneError: the client has closed the connection.
-        """
+    def stopped_at(self, now: float) -> float:
+        """Return when this connection first learnt that the service is being stopped: now, if it did not know yet."""
+        self._stopped_at = self._stopped_at or now
+        return self._stopped_at
+
+    def received(self, data: bytes) -> bool:
+        """Take bytes that have arrived."""
+        if self._drains_until:
+            return False
+        result = bool(super().received(data))
+        if self.request is not None and self.request.body_bytes_received:
+            self.owner.limit_memory()
+        return result
+
+    def service(self) -> None:
+        """Answer a request. An exception in waitress or in `RefusedAnswer` ends the connection."""
         try:
-            count = self._receive(now)
-        except (BlockingIOError, InterruptedError):
+            super().service()
+        except Exception as error:  # noqa: BLE001 - the other connections go on
+            self.owner.failures.add(error)
+            self.requests = []
+            self.will_close = True
+            self.server.pull_trigger()
+
+    def refuse(self, error: RequestError) -> None:
+        """End the request that is being received with an error, and then the connection."""
+        with self.requests_lock:
+            request, self.request = self.request, None
+            if request is None:
+                return
+            request.close()  # releases the memory of the body
+            request.body_bytes_received = 0
+            error.close, request.error, request.completed = True, error, True
+            self.requests.append(request)
+            is_first = len(self.requests) == 1
+        if is_first:
+            self.server.add_task(self)
+
+    def expire(self, now: float) -> None:
+        """End the request, the answer or the connection, if its time limit has passed."""
+        request = self.request
+        if self._drains_until:
+            if now > self._drains_until:
+                self.drop()
+        elif self.total_outbufs_len:
+            self._sends_until = self._sends_until or now + self.owner.settings.timeout_s
+            if now > self._sends_until:
+                self.owner.metrics.rejected.labels(cause="too slow").inc()
+                self.drop()
+        else:
+            self._sends_until = 0.0
+            if request is not None and not self.requests and now > request.deadline:
+                late = RequestError(408, "the request was not received in time", "send the request faster")
+                self.refuse(request.delayed or late)
+
+    def end(self) -> None:
+        """Close the service's direction, and wait until the client closes the connection."""
+        self._drains_until = time.monotonic() + DRAIN_S
+        self.will_close = self.close_when_flushed = False
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        super().handle_close()
+
+    def handle_close(self) -> None:
+        """Close the connection. If the service ends it, the service's direction is closed first."""
+        if self.will_close and self.connected and not self._drains_until:
+            self.end()
             return
-        except OSError:
-            raise ClientGoneError
-        if not count:
-            raise ClientGoneError
+        if self.connected and not self._drains_until and (self.requests or self.held):
+            self.owner.metrics.vanished.inc()
+        self.drop()
 
-    def _receive(self, now: float) -> int:
-        if self.phase == BODY:
-            assert self.head is not None
-            received = self.sock.recv(min(self.head.length - len(self.body), READ_BYTES))
-            self.body += received
-            return len(received)
-        if self.phase == WAIT:
-            self._pipelined = True
-            return len(self.sock.recv(1, socket.MSG_PEEK))
-        received = self.sock.recv(protocol.MAX_HEAD_BYTES)
-        if self.phase == READ:
-            if not self._buffer and received:
-                self.deadline = now + self._timeout_s
-            self._buffer += received
-        return len(received)
+    def handle_error(self) -> None:
+        """Count and log an unexpected exception, and close the connection."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            self.owner.failures.add(error)
+        self.drop()
 
-    def next_head(self) -> Optional[RequestHead]:
-        """Return the head of the next request, or None if it is incomplete.
 
-        Raises:
-            RequestError: the head is invalid.
-        """
-        while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are ignored
-            del self._buffer[:2]
-        end = self._buffer.find(protocol.END)
-        if end > protocol.MAX_HEAD_BYTES or (end < 0 and len(self._buffer) > protocol.MAX_HEAD_BYTES):
-            raise RequestError(431, "the head has more than %d bytes" % protocol.MAX_HEAD_BYTES, close=True)
-        if end < 0:
-            return None
-        raw = bytes(self._buffer[:end])
-        del self._buffer[: end + len(protocol.END)]
-        self.head = protocol.head(raw)
-        return self.head
+def end_listening(listener: BaseWSGIServer) -> None:
+    """Accept the connections that wait, and close the socket. waitress' trigger stays, which open channels use."""
+    count = -1
+    while count != len(listener.active_channels):
+        count = len(listener.active_channels)
+        listener.handle_accept()
+    listener.del_channel()
+    listener.socket.close()
 
-    def expect_body(self, now: float) -> None:
-        """Get ready for the body that the head announces."""
-        assert self.head is not None
-        length = self.head.length
-        self.phase = BODY
-        self.deadline = now + self._timeout_s + length / MIN_BYTES_PER_S
-        self.body = self._buffer[:length]
-        del self._buffer[:length]
-        if self.head.expects and len(self.body) < length:
-            with contextlib.suppress(OSError):  # the next `receive` reports it
-                self.sock.send(protocol.CONTINUE)
 
-    def delay(self, content: bytes, until: float) -> None:
-        """Keep a response, after which the connection ends, until a time of `time.monotonic`."""
-        self.phase = DELAY
-        self.deadline = until
-        self._out = memoryview(content)
+def keep_out(listener: socket.socket) -> bool:
+    """Keep new connections out of a listener, and leave those that have begun.
 
-    def end_delay(self, now: float) -> None:
-        """Get ready to send the delayed response."""
-        self.respond(bytes(self._out), False, now)
+    The kernel resets every connection in the queue of a listener that is closed. So new connections are kept out first,
+    those in the queue are accepted, and then the listener is closed. A client that connects over TCP repeats its first
+    packet after a second, and is then refused.
 
-    def respond(self, content: bytes, keep: bool, now: float) -> None:
-        """Get ready to send a response."""
-        self.phase = WRITE
-        self.deadline = now + self._timeout_s
-        self._out = memoryview(content)
-        self._keep = keep
-        self.job = None
-        self.body = bytearray()
-
-    def send(self, now: float) -> bool:
-        """Send as much as the socket takes; return whether the next request may begin.
-
-        Raises:
-            ClientGoneError: the client has closed the connection.
-        """
-        try:
-            self._out = self._out[self.sock.send(self._out) :]
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            raise ClientGoneError
-        if self._out:
-            return False
-        if self._keep:
-            self.begin(now)
-            return True
-        self.finish(now)
-        return False
-
-    def finish(self, now: float) -> None:
-        """Close the service's direction, and wait until the client closes its own.
-
-        Raises:
-            ClientGoneError: the client has closed the connection.
-        """
-        self.phase = DRAIN
-        self.deadline = now + DRAIN_S
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            raise ClientGoneError
-
-    def close(self) -> None:
-        """Close the socket. What has arrived is read first: TCP resets a connection that has unread bytes."""
+    Returns:
+        Whether the system can do that. If not, a connection that is made while the listener is closed is reset.
+    """
+    if listener.family == getattr(socket, "AF_UNIX", None):
         with contextlib.suppress(OSError):
-            for _ in range(CLOSING_READS):
-                if not self.sock.recv(protocol.MAX_HEAD_BYTES):
-                    break
-        self.sock.close()
+            os.unlink(listener.getsockname())
+        return True
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in _FILTER))
+    try:
+        listener.setsockopt(
+            socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", len(_FILTER), ctypes.addressof(program))
+        )
+    except OSError:
+        return False
+    return True

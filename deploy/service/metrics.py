@@ -1,155 +1,123 @@
-"""The metrics of `serve`: counters, gauges and histograms in Prometheus' text format, version 0.0.4.
-
-Only the thread of the sockets uses them, so nothing here is thread-safe.
-Source: "Exposition formats" in the documentation of Prometheus.
-"""
+"""The metrics of `serve`, and its log of unexpected exceptions."""
 
 from __future__ import annotations
 
-import bisect
-import math
+import contextlib
+import sys
+import threading
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+import traceback
+from typing import Any, Callable, Dict, List, Tuple
 
-from deploy.service.failures import FailureLog
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the buckets of a histogram of times."""
-Labels = Tuple[Tuple[str, str], ...]
+"""Upper bounds of the buckets of a histogram of times: from an inference on an Edge TPU to the default time limit."""
+LOG_INTERVAL_S = 60.0
+"""The shortest time between two log entries of one origin."""
+Origin = Tuple[str, str, int]
+"""The type of an exception, and the file and line that raised it."""
 
 
-class Counter:
-    """A counter or a gauge, with one value for each set of labels.
+class FailureLog:
+    """A counter and a log of unexpected exceptions. All threads of the service share one.
 
-    Args:
-        name: the metric name, with its unit.
-        description: the HELP text.
-        kind: `counter` or `gauge`.
-    """
-
-    def __init__(self, name: str, description: str, kind: str = "counter") -> None:
-        self.name = name
-        self.description = description
-        self.kind = kind
-        self.values: Dict[Labels, float] = {}
-
-    def add(self, amount: float = 1, **labels: str) -> None:
-        """Increase the counter."""
-        key = tuple(sorted(labels.items()))
-        self.values[key] = self.values.get(key, 0) + amount
-
-    def set(self, value: float, **labels: str) -> None:
-        """Set the gauge."""
-        self.values[tuple(sorted(labels.items()))] = value
-
-    def total(self) -> float:
-        """Return the sum over all labels."""
-        return sum(self.values.values())
-
-    def lines(self) -> Iterable[str]:
-        """Yield the lines of this metric."""
-        yield from _head(self.name, self.description, self.kind)
-        for labels, value in sorted(self.values.items()):
-            yield "%s%s %s" % (self.name, _labels(dict(labels)), _number(value))
-
-
-class Histogram:
-    """A histogram with cumulative buckets.
+    Each origin is logged with its traceback once in `interval_s`. The entry also says how many exceptions
+    of this origin were not logged since the entry before.
 
     Args:
-        name: the metric name, with its unit.
-        description: the HELP text.
-        bounds: the upper bounds of the buckets, ascending; the bucket of infinity is added.
+        interval_s: the shortest time between two entries of one origin.
+
+    Attributes:
+        count: all exceptions, logged or not.
+        counted: a function that is called for each exception.
     """
 
-    def __init__(self, name: str, description: str, bounds: Sequence[float] = SECONDS) -> None:
-        self.name = name
-        self.description = description
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+    def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
+        self.count = 0
+        self.counted: Callable[[], None] = lambda: None
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._next: Dict[Origin, float] = {}
+        self._skipped: Dict[Origin, int] = {}
 
-    def observe(self, value: float) -> None:
-        """Add one value."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def lines(self) -> Iterable[str]:
-        """Yield the lines of this metric."""
-        yield from _head(self.name, self.description, "histogram")
-        total = 0
-        for bound, count in zip(self.bounds + (math.inf,), self.counts):
-            total += count
-            yield '%s_bucket{le="%s"} %d' % (self.name, _number(bound), total)
-        yield "%s_sum %s" % (self.name, _number(self.sum))
-        yield "%s_count %d" % (self.name, total)
-
-
-def _head(name: str, description: str, kind: str) -> Iterable[str]:
-    yield "# HELP %s %s" % (name, description.replace("\\", r"\\").replace("\n", r"\n"))
-    yield "# TYPE %s %s" % (name, kind)
+    def add(self, error: BaseException) -> None:
+        """Count an exception, and log it unless its origin was logged a short time ago."""
+        origin = _origin(error)
+        now = time.monotonic()
+        with self._lock:
+            self.count += 1
+            self.counted()
+            if now < self._next.get(origin, now):
+                self._skipped[origin] = self._skipped.get(origin, 0) + 1
+                return
+            self._next[origin] = now + self._interval_s
+            skipped = self._skipped.pop(origin, 0)
+        _log(error, skipped)
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    pairs = []
-    for name, value in labels.items():
-        escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        pairs.append('%s="%s"' % (name, escaped))
-    return "{%s}" % ",".join(pairs)
+def _origin(error: BaseException) -> Origin:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return type(error).__name__, "", 0
+    return type(error).__name__, frames[-1].filename, int(frames[-1].lineno or 0)
 
 
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return "%d" % value if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+def _log(error: BaseException, skipped: int) -> None:
+    lines: List[str] = ["runner: unexpected error, please report it"]
+    if skipped:
+        lines[0] += " (%d more since the last report)" % skipped
+    lines[0] += "\n"
+    lines += traceback.format_exception(type(error), error, error.__traceback__)
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed, or its disk is full
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
 
 
 class ServiceMetrics:
-    """All metrics of the service.
+    """All metrics of the service, in a registry of their own.
 
     Args:
-        facts: the answer to /v1/model.
-        queue: the largest number of waiting samples.
-        failures: the counter of unexpected exceptions.
+        server: the `Server`, whose queue, connections and failures are measured when the metrics are read.
 
     Attributes:
         requests: answered requests by path and status.
+        rejected: refused connections and requests by cause.
         vanished: clients that disconnected before their answer.
     """
 
-    content_type = CONTENT_TYPE
+    def __init__(self, server: Any) -> None:
+        self._failures = server.failures
+        self._registry = registry = CollectorRegistry()
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        prometheus_client.ProcessCollector(registry=registry)
 
-    def __init__(self, facts: Dict[str, Any], queue: int, failures: FailureLog) -> None:
-        self._failures = failures
-        self.requests = Counter("coralline_requests_total", "Answered requests by path and status.")
-        self.vanished = Counter("coralline_vanished_total", "Clients that disconnected before their answer.")
-        self.vanished.add(0)
-        self._rejected = Counter("coralline_rejected_total", "Refused connections and requests, by cause.")
-        self._failed = Counter("coralline_unexpected_errors_total", "Unexpected errors in the service.")
-        self._model = Histogram("coralline_model_seconds", "Time in the model.")
-        self._queue = Histogram("coralline_queue_seconds", "Time from the complete request to the start of the model.")
-        self._waiting = Counter("coralline_queue_length", "Waiting images.", "gauge")
-        self._limit = Counter("coralline_queue_limit", "Largest number of waiting images.", "gauge")
-        self._limit.set(queue)
-        self._clients = Counter("coralline_connections", "Open connections.", "gauge")
-        self._held = Counter("coralline_held_bytes", "Bytes of the bodies that are received or wait.", "gauge")
-        self._healthy = Counter("coralline_healthy", "1 if the process can work, else 0.", "gauge")
-        self._memory = Counter("process_resident_memory_bytes", "Resident memory size in bytes.", "gauge")
-        started = Counter("process_start_time_seconds", "Start time since the epoch in seconds.", "gauge")
-        started.set(round(time.time(), 3))
-        info = Counter("coralline_model_info", "The model that is served.", "gauge")
-        names = ("name", "role", "device", "sha256")
-        info.set(1, **{name: str(facts[name]) for name in names if name in facts})
-        self._all: List[Union[Counter, Histogram]] = [self.requests, self._rejected, self.vanished, self._failed]
-        self._all += [self._model, self._queue, self._waiting, self._limit, self._clients, self._held, self._healthy]
-        self._all += [self._memory, started, info]
+        def counter(name: str, description: str, *labels: str) -> Counter:
+            return Counter("coralline_" + name, description, labels, registry=registry)
 
-    def rejected(self, cause: str) -> None:
-        """Count a refused connection or request."""
-        self._rejected.add(cause=cause)
+        def gauge(name: str, description: str, read: Any) -> None:
+            Gauge("coralline_" + name, description, registry=registry).set_function(read)
+
+        def histogram(name: str, description: str) -> Histogram:
+            return Histogram("coralline_" + name, description, registry=registry, buckets=SECONDS)
+
+        self.requests = counter("requests", "Answered requests by path and status.", "path", "code")
+        self.rejected = counter("rejected", "Refused connections and requests, by cause.", "cause")
+        self.vanished = counter("vanished", "Clients that disconnected before their answer.")
+        self._model = histogram("model_seconds", "Time in the model.")
+        self._queue = histogram("queue_seconds", "Time from the complete request to the start of the model.")
+        gauge("queue_length", "Waiting samples.", lambda: server.worker.waiting)
+        gauge("queue_limit", "Largest number of waiting samples.", lambda: server.settings.queue)
+        gauge("connections", "Open connections.", lambda: len(server.channels))
+        gauge("held_bytes", "Bytes of the bodies that are received or wait.", lambda: server.held)
+        gauge("healthy", "1 if the process can work, else 0.", lambda: server.worker.healthy)
+        failed = counter("unexpected_errors", "Unexpected errors in the service.")
+        server.failures.counted = failed.inc
+        names = [name for name in ("name", "role", "device", "sha256") if name in server.facts]
+        info = Gauge("coralline_model_info", "The model that is served.", names, registry=registry)
+        info.labels(**{name: str(server.facts[name]) for name in names}).set(1)
 
     def took(self, job: Any) -> None:
         """Record the times of a job that reached the model."""
@@ -157,37 +125,25 @@ class ServiceMetrics:
             self._queue.observe(job.started - job.entered)
             self._model.observe(job.ended - job.started)
 
-    def text(self, worker: Any, clients: int, held_bytes: int) -> bytes:
+    def text(self) -> bytes:
         """Return the metrics as text in Prometheus' format, for /metrics."""
-        self._waiting.set(worker.waiting)
-        self._clients.set(clients)
-        self._held.set(held_bytes)
-        self._failed.set(self._failures.count)
-        self._healthy.set(int(worker.healthy))
-        memory = _resident_bytes()
-        if memory is not None:
-            self._memory.set(memory)
-        lines: List[str] = []
-        for metric in self._all:
-            lines.extend(metric.lines())
-        return ("\n".join(lines) + "\n").encode()
+        return bytes(prometheus_client.generate_latest(self._registry))
 
     def summary(self) -> Dict[str, Any]:
         """Return the totals as a plain map."""
+        rows = [(labels["path"], labels["code"], count) for labels, count in _samples(self.requests)]
         return {
-            "requests": [dict(labels, count=count) for labels, count in sorted(self.requests.values.items())],
-            "vanished": int(self.vanished.total()),
-            "rejected": int(self._rejected.total()),
+            "requests": [{"path": path, "code": code, "count": int(count)} for path, code, count in sorted(rows)],
+            "vanished": _total(self.vanished),
+            "rejected": _total(self.rejected),
             "unexpected_errors": self._failures.count,
         }
 
 
-def _resident_bytes() -> Optional[int]:
-    try:
-        with open("/proc/self/status", "rb") as stream:
-            for line in stream:
-                if line.startswith(b"VmRSS:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+def _samples(counter: Counter) -> List[Tuple[Dict[str, str], float]]:
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    return [(sample.labels, sample.value) for sample in samples if sample.name.endswith("_total")]
+
+
+def _total(counter: Counter) -> int:
+    return int(sum(value for _, value in _samples(counter)))

@@ -1,454 +1,371 @@
-"""A bundle as a service: HTTP/JSON over TCP or a Unix socket, one model, a bounded queue.
-
-::
-
-    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz;
-                             a text, if the model takes texts; or one of these in a form. The answer has labels and
-                             scores, objects, or the values of the outputs, of which format=npz gives all
-    GET  /v1/model           which bundle and model this is
-    GET  /metrics            for Prometheus
-    GET  /healthz            200 while the process can work; otherwise restart it
-    GET  /readyz             200 while it accepts requests; otherwise send them to another host
-
-One thread handles all sockets (`selectors`), one prepares samples and one runs the model (`worker`). One thread for
-each connection would cost more CPU time, because its threads compete for Python's lock with the thread that runs the
-model, and slow clients would occupy threads. Here a client costs a few hundred bytes and its body, and
-`ServiceLimits.held_bytes` limits the memory of all bodies together.
-
-If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
-connection, even for sending alone, is not answered. At the end, no connection is reset: what waits is answered, what
-arrives later gets 503, and each connection is closed when the client has read its answer.
-
-An unexpected exception costs the request that caused it and no other: the client gets 500, or loses its connection
-if part of an answer was sent already. The exception is counted and logged (`failures`).
-"""
+"""The command `serve`: it opens the sockets, reads the token, handles signals, and notifies systemd."""
 
 from __future__ import annotations
 
-import collections
+import argparse
 import contextlib
-import math
-import selectors
+import grp
+import ipaddress
+import os
+import pwd
+import shlex
+import signal
 import socket
-import time
-from typing import Any, Callable, Deque, Dict, List, Set, Tuple
+import stat
+import sys
+from typing import Any, Dict, List, Optional, Tuple
 
-from deploy.contract.decoding import Decoding
-from deploy.contract.errors import ImageError, UnexpectedError
-from deploy.runner.answers import to_json, to_npz
-from deploy.service import connection, listening, protocol
-from deploy.service.admission import PATHS, Admission, ServiceLimits, requested_top, wants_npz
-from deploy.service.connection import ClientGoneError, Connection
-from deploy.service.failures import FailureLog
-from deploy.service.metrics import ServiceMetrics
-from deploy.service.protocol import RequestError, RequestHead
-from deploy.service.worker import Job, Worker
+from deploy.contract import bundle, trust
+from deploy.contract.errors import ArgumentError, EdgeTpuError, RuntimeLibraryError
+from deploy.runner.system_errors import address_error
+from deploy.service.admission import ServiceLimits, host_name
 
-TICK_S = 0.25
-GRACE_S = 30.0
-ACCEPT_BATCH = 32
-"""How many connections are accepted before other sockets have their turn."""
+MIN_TOKEN = 16
+MAX_RATE = 1_000_000
+BACKLOG = 128
+SWITCH_S = 0.0005
+"""The interval after which another thread must release Python's lock when the model returns. Python's default, 5 ms, is
+as long as an inference."""
+UNIT = """\
+# systemd unit for a Coralline bundle, written by: runner.pyz serve BUNDLE --print-unit
+# Copy it to /etc/systemd/system/coralline.service, then run: systemctl enable --now coralline
+[Unit]
+Description=Coralline: %(bundle)s
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+ExecStart=%(command)s
+Restart=on-failure
+RestartSec=2
+WatchdogSec=30
+TimeoutStartSec=180
+TimeoutStopSec=45
+User=%(user)s
+%(groups)s%(runtime)sNoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+DevicePolicy=closed
+DeviceAllow=char-usb_device rw
+DeviceAllow=char-apex rw
+Environment=PYTHONUNBUFFERED=1
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 
-class Server:
-    """The HTTP service.
+def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
+    """Serve a bundle until a signal arrives; return a summary of the requests.
 
-    Args:
-        model: a `Model`, or an object with the same `prepare` and `answer`.
-        facts: the answer to /v1/model; its `name` and `role` are in every answer.
-        sockets: the listening sockets.
-        settings: the limits.
-        alive: a function that is called every `TICK_S` with whether the service is healthy.
-
-    Attributes:
-        ended: whether both threads of the worker ended after `run`; False if an inference never returned.
-        failures: the log of unexpected exceptions.
-        metrics: the counters for /metrics.
-        worker: the queue and its threads.
+    Raises:
+        ArgumentError: the address or the token is invalid.
+        BundleError, DeviceError: see `Model`.
+        OSError: a socket cannot be opened.
     """
+    if arguments.print_unit:
+        text = unit(arguments)
+        return {"unit": text}, text.rstrip("\n")
+    server_class = _server_class()
+    from deploy.learn import command as learn_command
+    from deploy.runner.model import load_safely
+    from deploy.runner.runtime import RuntimeOptions
 
-    def __init__(
-        self,
-        model: Any,
-        facts: Dict[str, Any],
-        sockets: List[socket.socket],
-        settings: ServiceLimits,
-        alive: Callable[[bool], None] = lambda healthy: None,
-    ) -> None:
-        self.facts = facts
-        self.settings = settings
-        self._alive = alive
-        self.failures = FailureLog()
-        self.metrics = ServiceMetrics(facts, settings.queue, self.failures)
-        self._sockets = sockets
-        self._listeners = list(sockets)
-        self._last_call = math.inf
-        self._clients: Set[Connection] = set()
-        self._done: Deque[Job] = collections.deque()
-        self._held = 0
-        self._stopping = False
-        self.ended = False
-        self._admission = Admission(settings)
-        self._selector = selectors.DefaultSelector()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_writer.setblocking(False)
-        for readable in [*sockets, self._wake_reader]:
-            readable.setblocking(False)
-            self._selector.register(readable, selectors.EVENT_READ)
-        decoding = Decoding(**facts.get("decoding", {}))
-        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures, settings.sample_bytes)
+    addresses = _addresses(arguments)
+    if arguments.queue < 1:
+        raise ArgumentError("--queue is %d, and must be at least 1" % arguments.queue, "use --queue 1 or more")
+    settings = ServiceLimits(
+        queue=arguments.queue,
+        token=_token(arguments.token_file, addresses),
+        hosts=tuple(_host_name(name) for name in ["localhost"] + arguments.allow_host),
+        origins=tuple(_origin(origin) for origin in arguments.allow_origin),
+        rate=_rate(arguments.rate),
+    )
+    sockets = [_socket(family, address) for family, address in addresses]
+    try:
+        opened = bundle.read(arguments.bundle, trust.find(arguments.trust_folder))
+        options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
+        model = load_safely(opened, arguments.role, options)
+        if model.remark:
+            print("runner: %s" % model.remark, file=sys.stderr)
+        recognizer = learn_command.use(model, arguments, lambda text: print("runner: %s" % text, file=sys.stderr))
+        server = server_class(model, _facts(model, recognizer), sockets, settings, _notify_watchdog)
+        for sock in sockets:
+            print("runner: listening on %s" % _url(sock), file=sys.stderr, flush=True)
+        _notify("READY=1")
+        _run_until_signal(server)
+        if not server.ended:  # `model.close` would wait for the inference
+            hint = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
+            raise EdgeTpuError("the last inference did not return", hint, "hang")
+        model.close()
+    finally:
+        for family, address in addresses:
+            if family == socket.AF_UNIX and os.path.exists(address):
+                os.unlink(address)
+    result = server.metrics.summary()
+    total = sum(row["count"] for row in result["requests"])
+    return result, "%d requests answered, %d clients disconnected before their answer" % (total, result["vanished"])
 
-    def run(self) -> None:
-        """Serve until `stop`; then finish the waiting requests, for at most `GRACE_S`."""
-        deadline = math.inf
-        tick = 0.0
-        while self._clients or self._listeners or not self._stopping:
-            for key, mask in self._selector.select(TICK_S):
-                self._event(key, mask)
-            self._answer_finished()
-            now = time.monotonic()
-            if now >= tick:
-                self._expire(now)
-                self._contain(self._alive, self.worker.healthy)
-                tick = now + TICK_S
-            if self._stopping and deadline == math.inf:
-                deadline = now + GRACE_S
-                self._refuse_new(now)
-            if now > self._last_call:
-                self._contain(self._close_listeners)
-            if now > deadline:
-                break
-        for client in list(self._clients):
-            self._contain(self._drop, client)
-        self.ended = self.worker.close(1.0)
-        self._selector.close()
-        for sock in [*self._sockets, self._wake_reader, self._wake_writer]:
-            sock.close()
 
-    def stop(self) -> None:
-        """End `run` gently. Any thread and a signal handler may call it."""
-        self._stopping = True
-        self._wake()
+def _server_class() -> Any:
+    """Return `app.Server`.
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the loop is already awake, or the service has ended
-            self._wake_writer.send(b"!")
-
-    def _finished(self, job: Job) -> None:
-        """Pass a job from the worker's threads to the loop."""
-        self._done.append(job)
-        self._wake()
-
-    def _refuse_new(self, now: float) -> None:
-        """Keep new connections out; answer requests that are on their way with 503 until the last call is over."""
-        kept_out = [listening.keep_out(sock) for sock in self._listeners]
-        self._last_call = now + connection.LAST_CALL_S if all(kept_out) else -math.inf
-        refusal = RequestError(503, "the service is being stopped", "ask again later", close=True)
-        for client in list(self._clients):
-            client.last_call(now)
-            if client.phase in (connection.READ, connection.BODY) and not client.idle:
-                self._contain_for(client, self._refuse, client, refusal)
-
-    def _close_listeners(self) -> None:
-        """Accept the connections that wait, and close the listeners."""
-        for sock in self._listeners:
-            while self._accept(sock) == ACCEPT_BATCH:
-                pass
-            self._selector.unregister(sock)
-            sock.close()
-        self._listeners = []
-
-    # --- unexpected exceptions --------------------------------------------------------
-
-    def _contain(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Run a step that concerns no client; count and log an unexpected exception."""
-        try:
-            step(*arguments)
-        except Exception as error:  # noqa: BLE001 - the loop must not end
-            self.failures.add(error)
-
-    def _contain_for(self, client: Connection, step: Callable[..., None], *arguments: Any) -> None:
-        """Run a step of one client. An unexpected exception ends its request and its connection alone."""
-        try:
-            step(*arguments)
-        except ClientGoneError:
-            self._contain(self._vanished, client)
-        except Exception as error:  # noqa: BLE001 - the loop must not end
-            self.failures.add(error)
-            self._contain(self._fail, client, UnexpectedError(error))
-
-    def _fail(self, client: Connection, error: UnexpectedError) -> None:
-        """Answer 500 and end the connection. A client that was being answered already is dropped."""
-        if client.phase in (connection.WRITE, connection.DRAIN):
-            self._drop(client)
-            return
-        try:
-            self._refuse(client, RequestError(500, error.what, error.hint, close=True))
-        except Exception:
-            self._drop(client)
+    Raises:
+        RuntimeLibraryError: Python is too old, or waitress or prometheus_client is not installed.
+    """
+    try:
+        from deploy.service.app import Server
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("waitress", "prometheus_client"):
             raise
+        what = "serve needs Python 3.9 or newer with waitress and prometheus_client; this is Python %d.%d without %s"
+        hint = "python3 -m pip install 'coralline-deploy[serve]'"
+        raise RuntimeLibraryError(what % (*sys.version_info[:2], error.name), hint, "no_waitress")
+    return Server
 
-    # --- sockets ----------------------------------------------------------------------
 
-    def _event(self, key: selectors.SelectorKey, mask: int) -> None:
-        if key.data in self._clients:
-            self._contain_for(key.data, self._serve, key.data, mask)
-        elif key.fileobj is self._wake_reader:
-            self._contain(self._clear_wake)
-        elif key.fileobj in self._listeners:
-            self._contain(self._accept, key.fileobj)
+def _run_until_signal(server: Any) -> None:
+    """Run the server. The first SIGTERM or SIGINT finishes the waiting requests, the second one ends it at once."""
 
-    def _clear_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, InterruptedError):
-            self._wake_reader.recv(4096)
+    def stop(number: int, frame: Any) -> None:
+        for other in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(other, signal.default_int_handler)
+        _notify("STOPPING=1")
+        server.stop()
 
-    def _serve(self, client: Connection, mask: int) -> None:
-        now = time.monotonic()
-        if mask & selectors.EVENT_READ:
-            self._read(client, now)
-        if mask & selectors.EVENT_WRITE and client.phase == connection.WRITE and client.send(now):
-            self._advance(client, now)
-        self._watch(client)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        server.run()
+    finally:
+        sys.setswitchinterval(interval)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    def _accept(self, listener: socket.socket) -> int:
-        """Accept connections that wait; return how many: `ACCEPT_BATCH` at most."""
-        for count in range(ACCEPT_BATCH):
-            try:
-                sock, address = listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return count
-            except OSError as error:  # no free file descriptor, or the client is gone
-                self.metrics.rejected("accept: %s" % (error.strerror or "failed"))
-                self._make_room()
-                time.sleep(0.01)  # the listener stays readable: do not spin
-                return count
-            if len(self._clients) >= self.settings.connections and not self._make_room():
-                self.metrics.rejected("connections")
-                sock.close()
-                continue
-            peer = "" if sock.family == socket.AF_UNIX else str(address[0])
-            client = Connection(sock, peer, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
-            self._clients.add(client)
-            if self._stopping:
-                client.last_call(time.monotonic())
-            self._contain_for(client, self._open, client)
-        return ACCEPT_BATCH
 
-    def _open(self, client: Connection) -> None:
-        """Configure the socket of a new client, and watch it.
+def _facts(model: Any, recognizer: Any = None) -> Dict[str, Any]:
+    """Return the answer to /v1/model: the manifest without its file tables, and the model in use."""
+    manifest = model.bundle.manifest
+    entry = model.bundle.models[model.role]
+    digests = {row["name"]: row["sha256"] for row in manifest["members"]}
+    facts = {
+        "schema_version": 1,
+        "name": manifest["name"],
+        "coralline": manifest["coralline"],
+        "sha256": digests[entry.file],
+        "task": model.bundle.task,
+        "answers": model.bundle.answers if recognizer is None else "class",
+        "labels": list(manifest["labels"]) if recognizer is None else recognizer.labels,
+        "preprocessing": manifest["preprocessing"],
+        "sample_rate": model.bundle.decoding.sound_rate,
+        "decoding": dict(model.bundle.decoding._asdict()),
+        "inputs": [tensor.to_json() for tensor in entry.inputs],
+        "outputs": [tensor.to_json() for tensor in entry.outputs],
+    }
+    facts.update(model.describe())
+    return facts
 
-        Raises:
-            ClientGoneError: the client has closed the connection already.
-        """
+
+# --- who may use it -------------------------------------------------------------------
+
+
+def _host_name(text: str) -> str:
+    name = host_name(text)
+    if name is None or name != text.lower():
+        raise ArgumentError("--allow-host %s is not a host name" % text[:100], "write it without http:// and port")
+    return name
+
+
+def _origin(text: str) -> str:
+    scheme, separator, host = text.lower().partition("://")
+    if scheme not in ("http", "https") or not separator or host_name(host) is None:
+        what = "--allow-origin %s is not the origin of a page" % text[:100]
+        raise ArgumentError(what, "write it as https://shop.example or http://127.0.0.1:8000, without a path")
+    return text.lower()
+
+
+def _rate(per_second: float) -> float:
+    if not 0 <= per_second <= MAX_RATE:  # also False for NaN
+        raise ArgumentError("--rate is %g, and must be from 0 to %d" % (per_second, MAX_RATE), "use --rate 10")
+    return per_second
+
+
+# --- sockets --------------------------------------------------------------------------
+
+
+def _addresses(arguments: argparse.Namespace) -> List[Tuple[int, Any]]:
+    """Return family and address of each socket."""
+    addresses: List[Tuple[int, Any]] = []
+    if arguments.unix:
+        addresses.append((socket.AF_UNIX, os.path.abspath(arguments.unix)))
+    if not arguments.unix or arguments.port is not None:
+        port = 8080 if arguments.port is None else arguments.port
+        if not 0 <= port < 65536:
+            raise ArgumentError("--port is %d, and must be from 0 to 65535" % port, "use --port 8080")
         try:
-            client.sock.setblocking(False)
-            if client.sock.family != socket.AF_UNIX:
-                client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            rows = socket.getaddrinfo(arguments.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            reason = error.strerror or "unknown"
+            raise ArgumentError("the host %s cannot be resolved: %s" % (arguments.host, reason), "use --host 127.0.0.1")
+        addresses.append((int(rows[0][0]), rows[0][4]))
+    return addresses
+
+
+def _local(family: int, address: Any) -> bool:
+    return family == socket.AF_UNIX or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+
+
+def _socket(family: int, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_UNIX:
+            _remove_stale_socket(address)
+            mask = os.umask(0o117)  # so that `bind` creates the file with mode 0660
+            try:
+                sock.bind(address)
+            finally:
+                os.umask(mask)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise address_error(error, address, family == socket.AF_UNIX)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the Unix socket of a process that has ended.
+
+    Raises:
+        ArgumentError: the path is not a socket, or a process listens on it.
+    """
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise ArgumentError("%s exists and is not a socket" % path, "use another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        try:
+            trial.connect(path)
         except OSError:
-            raise ClientGoneError
-        self._watch(client)
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle, or waits for a refusal."""
-        idle = [client for client in self._clients if client.idle or client.phase == connection.DELAY]
-        if not idle:
-            return False
-        self._drop(min(idle, key=lambda client: client.deadline))
-        return True
-
-    def _watch(self, client: Connection) -> None:
-        """Register the client with the selector for the events that its phase needs."""
-        if client not in self._clients:
+            os.unlink(path)
             return
-        events = client.needed_events
-        if events == client.events:
-            return
-        if not client.events:
-            self._selector.register(client.sock, events, client)
-        elif not events:
-            self._selector.unregister(client.sock)
-        else:
-            self._selector.modify(client.sock, events, client)
-        client.events = events
+    raise ArgumentError("another process listens on %s" % path, "use another path")
 
-    def _drop(self, client: Connection) -> None:
-        self._clients.discard(client)
-        with contextlib.suppress(KeyError, ValueError):  # it is not registered
-            self._selector.unregister(client.sock)
-        client.close()
-        self._release(client)
 
-    def _release(self, client: Connection) -> None:
-        self._held -= client.held
-        client.held = 0
-        if client.job is not None:
-            self.worker.cancel(client.job)
+def _url(sock: socket.socket) -> str:
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return "unix:%s" % name
+    return "http://%s:%d" % ("[%s]" % name[0] if ":" in name[0] else name[0], name[1])
 
-    def _vanished(self, client: Connection) -> None:
-        if client.phase in (connection.WAIT, connection.WRITE, connection.BODY):
-            self.metrics.vanished.add()
-        self._drop(client)
 
-    def _expire(self, now: float) -> None:
-        """Time out the clients whose deadline has passed."""
-        for client in list(self._clients):
-            if client.deadline < now:
-                self._contain_for(client, self._time_out, client)
+def _token(path: Optional[str], addresses: List[Tuple[int, Any]]) -> str:
+    """Return the token in a file; an empty string without a file.
 
-    def _time_out(self, client: Connection) -> None:
-        if client.phase == connection.WAIT:
-            what = "the model did not answer within %g s" % self.settings.timeout_s
-            self._refuse(client, RequestError(504, what, "try again later", headers={"Retry-After": "1"}))
-        elif client.phase == connection.BODY or (client.phase == connection.READ and not client.idle):
-            what = "the request was not received in time"
-            self._refuse(client, RequestError(408, what, "send the request faster", close=True))
-        elif client.phase == connection.DELAY:
-            client.end_delay(time.monotonic())
-            self._watch(client)
-        elif client.phase == connection.READ:
-            self.metrics.rejected("idle")
-            client.finish(time.monotonic())
-            self._watch(client)
-        else:
-            if client.phase == connection.WRITE:
-                self.metrics.rejected("too slow")
-            self._drop(client)
+    Raises:
+        ArgumentError: other users can read the file, the token is invalid, or the address needs a token.
+        OSError: the file cannot be read.
+    """
+    generate = "python3 -c 'import secrets; print(secrets.token_hex(32))' > %s"
+    if path is None:
+        for family, address in addresses:
+            if not _local(family, address):
+                hint = "(umask 077; %s), and --token-file token" % (generate % "token")
+                raise ArgumentError("other hosts can reach %s, so a token is required" % address[0], hint)
+        return ""
+    with open(path, "rb") as stream:
+        if os.fstat(stream.fileno()).st_mode & 0o077:
+            raise ArgumentError("other users can read %s" % path, "chmod 600 %s" % shlex.quote(path))
+        token = stream.read(4096).strip()
+    if len(token) < MIN_TOKEN or not all(33 <= byte < 127 for byte in token):
+        what = "%s must contain a token of at least %d printable ASCII characters" % (path, MIN_TOKEN)
+        raise ArgumentError(what, generate % shlex.quote(path))
+    return token.decode()
 
-    # --- requests ---------------------------------------------------------------------
 
-    def _read(self, client: Connection, now: float) -> None:
-        client.receive(now)
-        if client.phase == connection.READ:
-            self._advance(client, now)
-        elif client.phase == connection.BODY:
-            self._hold(client)
-            if client.phase == connection.BODY and client.body_complete:
-                self._respond(client, now)
+# --- systemd --------------------------------------------------------------------------
 
-    def _advance(self, client: Connection, now: float) -> None:
-        """Start the next request if its head is complete."""
-        try:
-            head = client.next_head()
-            if head is None:
-                return
-            preflight = self._admission.preflight(head)
-            if preflight:
-                keep = self._keeps(client)
-                content = protocol.response(200, b"", head.request_id, keep, "text/plain", preflight)
-                self._send(client, 200, content, keep)
-                return
-            self._admission.check(head, self._stopping, client.address)
-        except RequestError as refusal:
-            self._refuse(client, refusal)
-            return
-        client.expect_body(now)
-        self._hold(client)
-        if client.phase == connection.BODY and client.body_complete:
-            self._respond(client, now)
 
-    def _hold(self, client: Connection) -> None:
-        """Count what has arrived of a body. If all bodies together are too large, refuse the largest incomplete one."""
-        self._held += len(client.body) - client.held
-        client.held = len(client.body)
-        while self._held > self.settings.held_bytes:
-            receiving = [candidate for candidate in self._clients if candidate.phase == connection.BODY]
-            self.metrics.rejected("memory")
-            what = "the bodies of all requests together have more than %d bytes" % self.settings.held_bytes
-            refusal = RequestError(503, what, "try again later", close=True, headers={"Retry-After": "1"})
-            self._refuse(max(receiving, key=lambda candidate: candidate.held), refusal)
+def _notify_watchdog(healthy: bool) -> None:
+    if healthy:
+        _notify("WATCHDOG=1")
 
-    def _respond(self, client: Connection, now: float) -> None:
-        """Answer a complete request, or put its image into the queue."""
-        head = client.head
-        assert head is not None
-        if head.path == "/v1/predict":
-            try:
-                self._enqueue(client, head, now)
-            except RequestError as refusal:
-                self._refuse(client, refusal)
-            return
-        status, content_type, body = self._fact(head.path)
-        self._answer(client, status, body, content_type)
 
-    def _fact(self, path: str) -> Tuple[int, str, bytes]:
-        """Return status, content type and body for a path that needs no inference."""
-        if path == "/v1/model":
-            return 200, protocol.JSON, protocol.as_json(self.facts)
-        if path == "/metrics":
-            return 200, self.metrics.content_type, self.metrics.text(self.worker, len(self._clients), self._held)
-        ready = self.worker.healthy and (path == "/healthz" or not (self._stopping or self.worker.failed))
-        return (200, "text/plain", b"ok\n") if ready else (503, "text/plain", b"no\n")
+def _notify(text: str) -> None:
+    """Send a state to systemd if systemd started this process with `Type=notify` (sd_notify(3))."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path[:1] not in ("/", "@"):
+        return
+    address = "\0" + path[1:] if path[0] == "@" else path
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    # an OSError means that systemd does not listen any more, or that no file descriptor is free
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.setblocking(False)
+        sock.sendto(text.encode(), address)
 
-    def _enqueue(self, client: Connection, head: RequestHead, now: float) -> None:
-        requested_top(head)  # a wrong number is refused before the inference
-        if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
-            raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
-        job = Job(client.body, head.headers, client)
-        if not self.worker.offer(job):
-            self.metrics.rejected("queue")
-            what = "the queue is full: %d samples are waiting" % self.settings.queue
-            raise RequestError(503, what, "try again later", headers={"Retry-After": "1"})
-        client.job = job
-        client.body = bytearray()
-        client.phase = connection.WAIT
-        client.deadline = now + self.settings.timeout_s
 
-    def _answer_finished(self) -> None:
-        while self._done:
-            job = self._done.popleft()
-            client: Connection = job.owner
-            if not job.cancelled and client.job is job:
-                self._contain_for(client, self._answer_job, client, job)
+def unit(arguments: argparse.Namespace) -> str:
+    """Return a systemd unit that runs this command as this user."""
+    program = os.path.abspath(sys.argv[0])
+    start = [program] if program.endswith(".pyz") else ["-m", "deploy"]
+    command = [sys.executable] + start + ["serve", os.path.abspath(arguments.bundle)]
+    command += _unit_options(arguments)
+    groups = [name for name in ("plugdev", "apex") if _has_group(name)]
+    folder = os.path.dirname(os.path.abspath(arguments.unix or "/"))
+    in_run = folder.startswith("/run/") and "/" not in folder[5:]
+    return UNIT % {
+        "bundle": os.path.basename(arguments.bundle),
+        "command": " ".join(_quoted(part) for part in command),
+        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "groups": "SupplementaryGroups=%s\n" % " ".join(groups) if groups else "",
+        "runtime": "RuntimeDirectory=%s\n" % folder[5:] if in_run else "",
+    }
 
-    def _answer_job(self, client: Connection, job: Job) -> None:
-        self.metrics.took(job)
-        head = client.head
-        assert head is not None
-        if job.error is not None:
-            status = 400 if isinstance(job.error, ImageError) else 500
-            unexpected = isinstance(job.error, UnexpectedError)
-            self._refuse(client, RequestError(status, job.error.what, job.error.hint, close=unexpected))
-            return
-        if wants_npz(head):
-            self._answer(client, 200, to_npz(job.answer), protocol.NPZ)
-            return
-        self._answer(client, 200, protocol.as_json(self._prediction(job, head)))
 
-    def _prediction(self, job: Job, head: RequestHead) -> Dict[str, Any]:
-        return {
-            "request_id": head.request_id,
-            "bundle": self.facts["name"],
-            "role": self.facts["role"],
-            **to_json(job.answer, requested_top(head)),
-            "queue_ms": round((job.started - job.entered) * 1000, 3),
-            "model_ms": round((job.ended - job.started) * 1000, 3),
-        }
+def _unit_options(arguments: argparse.Namespace) -> List[str]:
+    options: List[str] = []
+    for name in ("role", "device", "threads", "library", "host", "port", "queue"):
+        value = getattr(arguments, name)
+        if value not in (None, ""):
+            options += ["--" + name, str(value)]
+    if arguments.rate:
+        options += ["--rate", str(arguments.rate)]
+    for name in ("allow_host", "allow_origin"):
+        for value in getattr(arguments, name):
+            options += ["--" + name.replace("_", "-"), value]
+    for name in ("unix", "token_file", "learnt", "trust_folder"):
+        value = getattr(arguments, name)
+        if value:
+            options += ["--" + name.replace("_", "-"), os.path.abspath(value)]
+    for name in ("no_learnt", "confidence"):
+        if getattr(arguments, name):
+            options.append("--" + name.replace("_", "-"))
+    return options
 
-    def _refuse(self, client: Connection, refusal: RequestError) -> None:
-        request_id = client.head.request_id if client.head else "-"
-        keep = self._keeps(client) and not refusal.close
-        headers = self._admission.cross_origin(client.head)
-        content = protocol.error_response(refusal, request_id, keep, headers)
-        self._send(client, refusal.status, content, keep, 0.0 if self._stopping else refusal.delay_s)
 
-    def _answer(self, client: Connection, status: int, body: bytes, content_type: str = protocol.JSON) -> None:
-        head = client.head
-        assert head is not None
-        keep = self._keeps(client)
-        headers = self._admission.cross_origin(head)
-        content = protocol.response(status, body, head.request_id, keep, content_type, headers)
-        self._send(client, status, content, keep)
+def _quoted(part: str) -> str:
+    """Quote one word of ExecStart, so that systemd expands no specifier or variable in it (systemd.service(5))."""
+    escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if escaped == part and not set(part) & set(" \t'") else '"%s"' % escaped
 
-    def _keeps(self, client: Connection) -> bool:
-        """Return whether the connection may stay open after an answer."""
-        return client.head is not None and client.head.keep and not self._stopping
 
-    def _send(self, client: Connection, status: int, content: bytes, keep: bool, delay_s: float = 0.0) -> None:
-        known = client.head is not None and client.head.path in PATHS
-        self.metrics.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
-        self._release(client)
-        if delay_s:
-            client.delay(content, time.monotonic() + delay_s)
-        else:
-            client.respond(content, keep, time.monotonic())
-        self._watch(client)
+def _has_group(name: str) -> bool:
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True

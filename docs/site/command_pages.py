@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from unittest import mock
 
 from settings_tables import cell
-from stage_pages import GENERATED
 
 from compress.surface.cli import main, run
 from compress.surface.cli.parser import Parser
@@ -30,7 +29,6 @@ MANUALS = {
     "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
     "search": "[search](../search.md)",
-    "search-proxy": "[searches on several machines](../search.md#several-machines)",
     "split": "[several Edge TPUs](../several_tpus.md)",
     "compare": "[the report](../report.md#compare-runs)",
     "debug": "[the quantization plan](../training.md#the-quantization-plan)",
@@ -45,20 +43,20 @@ MANUALS = {
     "trust": "[signed updates](../trust.md)",
     "stages": "[stages](stages/index.md)",
     "schema": "[the pipeline file](pipeline.md)",
-    "operators": "[operators](../operators.md)",
+    "manual": "[all manuals](../index.md)",
 }
 """The manual of each command; a command without one gets no line."""
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by path."""
-    return {"docs/reference/commands.md": host_commands(), "docs/reference/runner.md": runner_commands()}
+    """Return the pages by name."""
+    return {"reference/commands": host_commands(), "reference/runner": runner_commands()}
 
 
 def host_commands() -> str:
     """Return the page of `python -m compress`."""
     parser, _ = main.build_parser()
-    lines = [GENERATED, "", "# Commands on the host", ""]
+    lines = ["# Commands on the host", ""]
     lines += [
         "`python -m compress PIPELINE` runs a pipeline file. `python -m compress COMMAND` does one thing.",
         "After an installation, `coralline` is the same as `python -m compress`. `python -m compress COMMAND --help`",
@@ -69,7 +67,7 @@ def host_commands() -> str:
 
 def runner_commands() -> str:
     """Return the page of `runner.pyz`."""
-    lines = [GENERATED, "", "# Commands on the device", ""]
+    lines = ["# Commands on the device", ""]
     lines += [
         "`runner.pyz` is one file, which `package` writes next to the bundle. It needs Python 3.7 or newer, numpy and",
         "a TFLite runtime. [The device](../device.md) explains its use.",

@@ -1,7 +1,8 @@
 """Sphinx builds the manuals as a site from the Markdown files that are also read in the repository: `make docs`.
 
 The source folder is the repository, so relative links between all pages are valid in both places. The lists of links in
-docs/index.md are the navigation; so are the links of an index.md in another folder to the pages next to it.
+docs/index.md are the navigation; so are the links of an index.md in another folder to the pages next to it. The text of
+the reference pages comes from the code (write_reference.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from flowchart import Flowchart
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+from flowchart import Flowchart  # noqa: E402
+from write_reference import pages  # noqa: E402
 
 project = "Coralline"
 extensions = ["myst_parser"]
@@ -34,6 +36,14 @@ SIBLING = re.compile(r"\]\((\w+)\.md\)")
 SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 
 
+GENERATED = {f"docs/{name}": text for name, text in pages().items()}
+
+
+def _generated(app: Any, docname: str, source: list[str]) -> None:
+    """Replace the stub of a generated page with the page."""
+    source[0] = GENERATED.get(docname, source[0])
+
+
 def _navigation(app: Any, docname: str, source: list[str]) -> None:
     """Add a hidden table of contents for each section of the front page, and for the index of a folder."""
     if docname != root_doc and docname.endswith("/index"):
@@ -49,6 +59,8 @@ def _contents(options: str, pages: list[str]) -> str:
 
 
 def setup(app: Any) -> None:
-    """Connect the navigation, and register the directive of flowcharts."""
+    """Connect the generated pages and the navigation, and register the directive of flowcharts."""
     app.add_directive("mermaid", Flowchart)
+    app.connect("source-read", _generated)
     app.connect("source-read", _navigation)
+    app.connect("env-get-outdated", lambda *_: list(GENERATED))  # the files of the stubs do not change with the code

@@ -15,9 +15,6 @@ from compress.pipeline.stages import STAGES
 from compress.tasks import TASKS
 from compress.tasks.base import Refusal, Use
 
-GENERATED = "<!-- Generated from the code by `python docs/site/write_reference.py`; do not edit. -->"
-INDEX = "docs/reference/stages/index.md"
-
 EXAMPLES = {
     "train": """\
 stages:
@@ -120,7 +117,6 @@ INPUT_NOTES = {
 }
 """Notes on inputs that a stage accepts only with some settings, see `Stage.accepted_kinds`."""
 
-CLASS_SHARES: dict[str, Any] = {"right": 1, "wrong": 8}
 PROBES: tuple[dict[str, Any], ...] = (
     {"class_weights": "balanced"},
     {"augment": {"shift": 0.1}},
@@ -133,10 +129,7 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"subset": {"by": "coverage", "share": 0.5}},
     {"allocation": "sensitivity"},
     {"distill": {}},
-    {"decoupled": CLASS_SHARES},
-    {"distill": {"decoupled": CLASS_SHARES}},
     {"method": "qat", "qat": {"distill": {}}},
-    {"method": "qat", "qat": {"distill": {"decoupled": CLASS_SHARES}}},
     {"method": "qat", "engine": "tfmot"},
     {"calibration": {"select": "hardness"}},
     {"calibration": {"select": "coverage"}},
@@ -146,14 +139,13 @@ PROBES: tuple[dict[str, Any], ...] = (
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by path."""
-    manual_pages = {f"docs/reference/stages/{name}.md": page(name, stage) for name, stage in STAGES.items()}
-    return {INDEX: index(), **manual_pages}
+    """Return the pages by name."""
+    return {"reference/stages/index": index(), **{f"reference/stages/{n}": page(n, s) for n, s in STAGES.items()}}
 
 
 def index() -> str:
     """Return the page with the list of the stages."""
-    lines = [GENERATED, "", "# Stages", ""]
+    lines = ["# Stages", ""]
     lines += [
         "A stage is an item of the list `stages:` in a pipeline file. It takes the result of the stage before it, and",
         "makes the input of the next one. The order of the list is the order of the work. A wrong order is refused",
@@ -170,7 +162,7 @@ def index() -> str:
 def page(name: str, stage: type[Stage]) -> str:
     """Return the page of one stage."""
     title, place = METHODS[name]
-    lines = [GENERATED, "", f"# `{name}`", "", purpose(stage), ""]
+    lines = [f"# `{name}`", "", purpose(stage), ""]
     lines += [f"- Input: {takes(stage)}.", *(f"  {line}" for line in INPUT_NOTES.get(name, ()))]
     lines += [
         f"- Output: {proper(stage.produces)}.",

@@ -1,13 +1,12 @@
-"""Write the reference pages from the code: `python docs/site/write_reference.py`.
+"""The reference pages, from the code. `make docs` and `python -m compress manual PAGE` show their text.
 
-The pages are committed, so that they can be read without building the site. tests/docs/test_reference.py fails if a
-page is not the one that the code gives.
+In the repository each page is a stub, so that links to the page are valid there. `python docs/site/write_reference.py`
+writes the stubs, after a stage or a page was added or removed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import command_pages  # noqa: E402
 import stage_pages  # noqa: E402
 from settings_tables import cell, sections, table  # noqa: E402
-from stage_pages import GENERATED, purpose  # noqa: E402
+from stage_pages import purpose  # noqa: E402
 
 from compress import targets  # noqa: E402
 from compress.core import errors  # noqa: E402
@@ -36,21 +35,29 @@ from deploy.contract import preprocessing  # noqa: E402
 
 
 def pages() -> dict[str, str]:
-    """Return all generated pages by path."""
+    """Return all generated pages by name: the path below docs/, without `.md`."""
     return {
         **stage_pages.pages(),
         **command_pages.pages(),
-        "docs/reference/pipeline.md": pipeline(),
-        "docs/reference/sources.md": sources(),
-        "docs/reference/steps.md": steps(),
-        "docs/reference/tasks.md": tasks(),
-        "docs/reference/targets.md": target_page(),
-        "docs/reference/exit_codes.md": exit_codes(),
+        "reference/pipeline": pipeline(),
+        "reference/sources": sources(),
+        "reference/steps": steps(),
+        "reference/tasks": tasks(),
+        "reference/targets": target_page(),
+        "reference/exit_codes": exit_codes(),
+        "operators": manual.operators(),
     }
 
 
+def stub(name: str, text: str) -> str:
+    """Return the text of a generated page in the repository: the title, and how the page is shown."""
+    title = next(line for line in text.splitlines() if line.startswith("# "))
+    command = f"python -m compress manual {name.removesuffix('/index')}"
+    return f"{title}\n\nThis page is generated: `{command}` prints it, `make docs` builds it.\n"
+
+
 def _page(title: str, *introduction: str) -> list[str]:
-    return [GENERATED, "", f"# {title}", "", *introduction]
+    return [f"# {title}", "", *introduction]
 
 
 def pipeline() -> str:
@@ -152,7 +159,6 @@ def _default(step: Any, key: str) -> dict[str, Any]:
 
 METHODS: dict[Use, str] = {
     "distillation": "[distill](stages/distill.md)",
-    "decoupled": "`decoupled`",
     "qat teacher": "`qat.distill`",
     "healing by distillation": "[replace_activations](stages/replace_activations.md) with training",
     "channel importance": "[prune](stages/prune.md)",
@@ -283,16 +289,14 @@ def codes_of(module: ModuleType, root: Any) -> set[int]:
 
 
 def main() -> None:
-    """Write the pages, and remove those that are no longer generated."""
-    content = pages()
-    folder = ROOT / "docs" / "reference"
-    for path in folder.rglob("*.md"):
-        if str(path.relative_to(ROOT)) not in content:
+    """Write the stubs, and remove those of pages that no longer exist."""
+    stubs = {ROOT / "docs" / f"{name}.md": stub(name, text) for name, text in pages().items()}
+    for path in (ROOT / "docs" / "reference").rglob("*.md"):
+        if path not in stubs:
             path.unlink()
-    for name, text in content.items():
-        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / name).write_text(text)
-    print(json.dumps(sorted(content)))
+    for path, text in stubs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

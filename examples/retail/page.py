@@ -20,7 +20,6 @@ from till import Till
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.learn import learnt_file
 from deploy.runner import images
-from deploy.service.protocol import MAX_LENGTH, parse_integer
 
 MAX_BODY_BYTES = 1 << 25
 MAX_PHOTOS = 20
@@ -197,7 +196,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             name = query.get("name", "")
             if body:
                 return _json({"learnt": till.learn_from_photos(name, self._photos(body))})
-            number = parse_integer(query.get("part", "0"), 0, 9999)
+            number = images.parse_integer(query.get("part", "0"), 0, 9999)
             return _json({"learnt": till.learn_from_frames(name, -1 if number is None else number)})
         if path == "/undo":
             change = till.recognizer.undo()
@@ -220,7 +219,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length") or []
         if len(lengths) != 1 or self.headers.get("Transfer-Encoding") is not None:
             raise PageError(411, "the request needs one Content-Length")
-        length = parse_integer(lengths[0], 0, MAX_LENGTH)
+        length = images.parse_integer(lengths[0], 0, 10**15 - 1)
         if length is None:
             raise PageError(400, "Content-Length is not a number")
         if length > MAX_BODY_BYTES:
@@ -235,7 +234,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         sizes = self.headers.get("X-Sizes", "").split(",")
         if len(sizes) > MAX_PHOTOS:
             raise PageError(400, "there are %d photos; at most %d" % (len(sizes), MAX_PHOTOS))
-        numbers = [parse_integer(size, 0, MAX_BODY_BYTES) for size in sizes]
+        numbers = [images.parse_integer(size, 0, MAX_BODY_BYTES) for size in sizes]
         counts = [number for number in numbers if number is not None]
         if len(counts) != len(sizes) or sum(counts) != len(body):
             raise PageError(400, "X-Sizes are not the sizes of the photos")

@@ -14,9 +14,8 @@ import fault_injection
 import pytest
 from fault_cases import OTHER_USER, POWER_CUT, SUBJECT_SHARES, TWO_AT_ONCE, Bench, Case, plan
 
-pytestmark = pytest.mark.skipif(
-    bool(fault_injection.missing()), reason=fault_injection.missing() or "faults are possible"
-)
+MISSING = fault_injection.missing()
+pytestmark = [pytest.mark.night, pytest.mark.skipif(bool(MISSING), reason=MISSING or "faults are possible")]
 WRITERS = {
     "in its place": "open('file', 'wb').write(b'n' * 100)",
     "without flushing": "open('new', 'wb').write(b'n' * 100); os.replace('new', 'file')",
@@ -49,7 +48,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         "init/unreadable/7",
         "results/lost reply/0",
         "results/power cut/26",
-        pytest.param("deploy/killed/150", marks=pytest.mark.slow),
+        "deploy/killed/150",
         "deploy/disk full/115",
         "deploy/power cut/700",
     ],

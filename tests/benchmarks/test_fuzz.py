@@ -40,6 +40,7 @@ def test_sound_files_give_an_answer(tmp_path: Path, name: str) -> None:
         assert outcome(folder, target, seed, seed.content) == "answer"
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_files_give_an_answer_or_an_error_in_words(tmp_path: Path, name: str) -> None:
     target = TARGETS[name]

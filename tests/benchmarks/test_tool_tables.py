@@ -95,11 +95,3 @@ def test_a_rejected_file_is_listed() -> None:
 def test_a_remark_about_a_mapped_operator_is_listed() -> None:
     table = tool_tables.cannot_table(results(made(remarks=["FULLY_CONNECTED: scales per channel"])), TOOLS, [])
     assert rows(table)[0][2:] == ["net", "FULLY_CONNECTED: scales per channel"]
-
-
-def test_the_page() -> None:
-    page = "# Page\n<!-- a -->\nold\n<!-- b -->\nend\n"
-    updated_page = tool_tables.between_marks(page, "new\n", "<!-- a -->", "<!-- b -->")
-    assert updated_page == "# Page\n<!-- a -->\nnew\n<!-- b -->\nend\n"
-    with pytest.raises(ValueError, match="does not contain the lines"):
-        tool_tables.between_marks("# Page\n", "new", "<!-- a -->", "<!-- b -->")

@@ -198,6 +198,7 @@ def test_a_folder_that_cannot_be(labels: Path, tmp_path: Path) -> None:
         exported(detector(), labels, tmp_path)
 
 
+@pytest.mark.essential
 def test_the_command(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.tflite").write_bytes(detector())
     arguments = ["frigate", str(tmp_path / "m.tflite"), "-o", str(tmp_path / "o"), "--labels", str(labels)]

@@ -11,9 +11,13 @@ import small_shop
 import tiny
 from PIL import Image
 
+from compress.bundling.packing import Packing, pack
 from compress.bundling.recognition import RecognitionSettings, unknown_files
 from compress.core.errors import DataError
+from compress.data.dataset import Dataset
 from compress.pipeline.stages.package import Package
+from compress.tasks import TASKS
+from deploy import Model, Recognizer
 from deploy.contract import bundle
 from deploy.contract.class_heads import CosineHead
 
@@ -100,10 +104,6 @@ def test_no_references(tmp_path: Path) -> None:
 
 def test_a_binary_classifier_has_two_classes(tmp_path: Path) -> None:
     """One logit for two classes: the first class gets the logit 0."""
-    from compress.bundling.packing import Packing, pack
-    from compress.data.dataset import Dataset
-    from compress.tasks import TASKS
-
     images = np.random.default_rng(1).random((60, 4, 4, 1), np.float32)
     data = Dataset.from_arrays((images, np.arange(60) % 2), class_names=["no", "yes"])
     files = {"original": tmp_path / "original.tflite", "int8": tmp_path / "int8.tflite"}
@@ -138,8 +138,6 @@ def _one_logit(*, int8: bool) -> bytes:
 
 
 def test_embeddings_are_imprinted() -> None:
-    from deploy import Model, Recognizer
-
     opened = small_shop.opened(task="embeddings")
     assert opened.embedding is not None
     assert opened.embedding.head is None

@@ -36,8 +36,6 @@ import json
 import numpy as np
 from coralline_pycoral.adapters import classify, common, detect, segment
 from coralline_pycoral.pipeline.pipelined_model_runner import PipelinedModelRunner
-from coralline_pycoral.pose_engine import PoseEngine
-from coralline_pycoral.posenet import DecoderSettings, decode_poses
 from coralline_pycoral.utils.dataset import read_label_file
 from coralline_pycoral.utils.edgetpu import make_interpreter
 interpreter = make_interpreter("model.tflite", device="cpu")
@@ -50,9 +48,7 @@ runner = PipelinedModelRunner([interpreter])
 runner.push({common.input_details(interpreter, "name"): values[None]})
 runner.push({})
 (result,) = runner.pop().values()
-grid = (np.arange(5 * 6 * 115) % 97 / 9.0 - 4).astype(np.float32).reshape(5, 6, 115)
-poses = decode_poses(grid[..., :17], grid[..., 17:51], grid[..., 51:], DecoderSettings())
-print(json.dumps([best, result.tolist(), [round(float(s), 4) for s in poses.scores]]))
+print(json.dumps([best, result.tolist()]))
 """
 
 
@@ -70,10 +66,10 @@ def test_every_python_gives_the_same(interpreter: str, tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     expected = json.loads(run(sys.executable, ["-c", PROGRAM], tmp_path))
     assert len(expected[0]) == 3
-    assert expected[2]
     assert json.loads(run(executable(interpreter), ["-c", PROGRAM], tmp_path)) == expected
 
 
+@pytest.mark.essential
 def test_the_example_of_the_manual(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pycoral.md").read_text(), re.DOTALL)
     (tmp_path / "model.tflite").write_bytes(tiny.classifier(favourite=1))

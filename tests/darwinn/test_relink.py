@@ -172,6 +172,7 @@ def test_a_token_at_another_place_is_refused() -> None:
 
 
 @needs_pairs
+@pytest.mark.essential
 def test_the_command_writes_the_file_or_reports_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = ARCHITECTURES[0]
     out = tmp_path / "new_edgetpu.tflite"

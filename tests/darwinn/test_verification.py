@@ -160,6 +160,7 @@ def test_an_operator_without_an_instruction_leaves_it_undecided() -> None:
 
 
 @needs_pairs
+@pytest.mark.essential
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     folder = PAIRS / "color_red_64x64"
     assert main(["verify-compiled", str(folder / "model.tflite"), str(folder / "compiled.tflite"), "--json"]) == 0

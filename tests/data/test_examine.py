@@ -35,6 +35,7 @@ def pipeline(folder: Path, **settings: Any) -> Path:
     return path
 
 
+@pytest.mark.essential
 def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", str(pipeline(tmp_path)), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

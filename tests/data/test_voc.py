@@ -13,6 +13,7 @@ from PIL import Image
 
 from compress.core.errors import DataError
 from compress.core.files import file_digest
+from compress.data import manifest
 from compress.data.dataset import Dataset
 from compress.data.sources.voc import MAX_XML_BYTES, Voc
 from deploy.contract.preprocessing import Preprocessing
@@ -251,8 +252,6 @@ def test_the_fingerprint_changes_with_a_box_and_with_an_image_and_not_with_the_p
 
 
 def test_a_manifest_holds_annotations_images_and_lists(tmp_path: Path) -> None:
-    from compress.data import manifest
-
     source = Voc(path=str(scenes.as_voc(tmp_path / "voc")))
     paths = source.files()
     assert {name.partition("/")[0] for name in paths} == {"Annotations", "JPEGImages", "ImageSets"}

@@ -15,9 +15,8 @@ import pytest
 from serving import BODY, Slow, raw, serving
 
 from deploy.contract.errors import ImageError
-from deploy.service import multipart
-from deploy.service.admission import host_name
-from deploy.service.rates import MAX_ADDRESSES, RateLimit
+from deploy.service import worker
+from deploy.service.admission import MAX_ADDRESSES, RateLimit, host_name
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_with_a_token_every_name_is_allowed() -> None:
 
 def test_without_a_host_as_old_programs() -> None:
     with serving(Slow()) as service:
-        assert raw(service, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert raw(service, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
 
 
 def test_rates() -> None:
@@ -193,13 +192,13 @@ def test_a_file_in_a_form() -> None:
 )
 def test_forms_that_are_refused(body: bytes, kind: str, says: str) -> None:
     with pytest.raises(ImageError, match=says) as caught:
-        multipart.file_of(body, kind)
+        worker.file_of(body, kind)
     assert "--data-binary" in caught.value.hint
 
 
 def test_the_boundary_is_found_at_a_line_alone() -> None:
     content = b"a--xyz--\r\n--xy\r\n-\r--xyz\n\r\n\r\n"
-    assert multipart.file_of(form((FILE, content)), KIND) == content
+    assert worker.file_of(form((FILE, content)), KIND) == content
 
 
 def test_forms_of_the_standard_library() -> None:
@@ -213,7 +212,7 @@ def test_forms_of_the_standard_library() -> None:
     text = multipart_message.as_bytes(policy=multipart_message.policy.clone(linesep="\r\n"))
     kind = str(multipart_message["Content-Type"]).replace("\n", "")
     body = text.partition(b"\r\n\r\n")[2]
-    assert multipart.file_of(body, kind) == b"abc"
+    assert worker.file_of(body, kind) == b"abc"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -244,10 +243,10 @@ def test_values_of_a_query_as_a_form_get_a_hint() -> None:
 
 def test_unix_sockets_are_exempt(tmp_path: Path) -> None:
     from deploy.service.admission import ServiceLimits
-    from deploy.service.serve import Server
+    from deploy.service.app import Server
     from deploy.service.worker import Job
 
-    assert Job(b"", {"x-shape": "2,2"}, None).shape == "2,2"
+    assert Job(b"", {"x-shape": "2,2"}, bool).shape == "2,2"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -106,6 +106,17 @@ def test_without_numpy(arguments: list[str], reason: str, tmp_path: Path) -> Non
     assert json.loads(done.stdout)["error"]["kind"] == "no_numpy"
 
 
+@pytest.mark.parametrize("library", ["waitress", "prometheus_client"])
+def test_serve_without_its_libraries(library: str) -> None:
+    program = f"import sys; sys.modules[{library!r}] = None; from deploy.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "x.coralline", "--json"]
+    done = subprocess.run(command, env=devices.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 11
+    assert done.stderr.count("\n") == 1
+    assert f"without {library}; to do: python3 -m pip install 'coralline-deploy[serve]'" in done.stderr
+    assert json.loads(done.stdout)["error"]["kind"] == "no_waitress"
+
+
 def test_a_bug_is_no_missing_numpy(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('something else')\n")
     program = devices.pyz(tmp_path / "runner.pyz")

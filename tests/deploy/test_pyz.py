@@ -83,6 +83,9 @@ def test_on_every_interpreter(interpreter: str, folder: Path) -> None:
     assert "verify" in done.stdout
     (folder / "tiny.coralline").write_bytes(golden.packed()[:-1] + b"x")
     assert subprocess.run([*program, "verify", "tiny.coralline"], **options).returncode == 8
+    if interpreter != sys.executable:  # without waitress
+        done = subprocess.run([*program, "serve", "tiny.coralline"], **options)
+        assert (done.returncode, "Traceback" in done.stderr) == (11, False), done.stderr
 
 
 @pytest.mark.parametrize("interpreter", [*interpreters(), sys.executable])

@@ -367,7 +367,7 @@ def test_several_inputs_that_are_refused(two_inputs: bundle.Bundle, body: bytes,
 
 
 def test_the_facts_of_the_service(two_inputs: bundle.Bundle) -> None:
-    from deploy.service.service import _facts
+    from deploy.service.serve import _facts
 
     with Model(two_inputs, "int8") as model:
         facts = _facts(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import queue
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,10 +185,10 @@ def test_a_request_is_a_text(content: bytes) -> None:
     ],
 )
 def test_a_request_of_another_type_is_refused(content_type: str, complaint: str | None) -> None:
-    done: queue.Queue[Job] = queue.Queue()
-    service = Worker(Slow(), 1, done.put, Decoding(text_bytes=8))
-    assert service.offer(Job(b"a text", {"content-type": content_type}, None))
-    job = done.get(timeout=20)
+    service = Worker(Slow(), 1, Decoding(text_bytes=8))
+    job = Job(b"a text", {"content-type": content_type}, bool)
+    assert service.offer(job)
+    assert job.finished.wait(20)
     assert service.close(20)
     assert (job.error is None) == (complaint is None)
     assert complaint is None or complaint in str(job.error)

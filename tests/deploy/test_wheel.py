@@ -82,7 +82,7 @@ def test_every_python_takes_it(interpreter: str, wheel: Path, tmp_path: Path) ->
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONPATH": str(there), "HOME": "/nonexistent"}
     run: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
-    check = "import deploy, deploy.contract.signature, coralline_pycoral; print(deploy.__file__); import compress"
+    check = "import deploy, deploy.contract.trust, coralline_pycoral; print(deploy.__file__); import compress"
     done = subprocess.run([interpreter, "-W", "error", "-c", check], **run)
     assert done.stdout.strip().startswith(str(there)), done.stderr
     assert "No module named 'compress'" in done.stderr

@@ -41,7 +41,6 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_the_example_runs_and_stops_what_is_too_slow(tmp_path: Path) -> None:
     """A width whose latency is over the limit is not trained."""
     content: dict[str, Any] = YAML(typ="safe").load(example())

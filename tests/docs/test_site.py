@@ -65,6 +65,11 @@ def test_every_page_is_in_the_site_and_in_the_navigation(site: Path) -> None:
     assert "url=docs/index.html" in (site / "index.html").read_text()
 
 
+def test_generated_pages_replace_their_stubs(site: Path) -> None:
+    assert "early_stopping" in (site / "docs" / "reference" / "stages" / "train.html").read_text()
+    assert "This page is generated" not in (site / "docs" / "operators.html").read_text()
+
+
 def test_the_search_works_without_a_server(site: Path) -> None:
     """The index is a script: a browser does not let a page from a file fetch JSON."""
     index = (site / "searchindex.js").read_text()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from functools import cache
 
-import pytest
 from paths import ROOT
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -37,19 +37,19 @@ def text_of(node: ast.AST) -> str | None:
     return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_the_message_is_in_the_code(message: str) -> None:
-    assert message in texts()
+def test_the_messages_are_in_the_code() -> None:
+    assert [message for message in MESSAGES if message not in texts()] == []
 
 
 def test_the_tables_are_read() -> None:
-    assert len(MESSAGES) > 80
+    assert len(MESSAGES) > 50
     assert len(ROWS) == TEXT.count("\n| `")
     assert "a text that is in no message" not in texts()
 
 
 def test_every_exit_code_has_a_section() -> None:
-    page = (ROOT / "docs" / "reference" / "exit_codes.md").read_text()
-    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    from write_reference import MEANINGS
+
     headings = " ".join(re.findall(r"^## (Exit codes? .*):", TEXT, re.MULTILINE))
-    assert {int(code) for code in re.findall(r"\d+", headings)} == codes - {0}
+    assert {int(code) for code in re.findall(r"\d+", headings)} == MEANINGS.keys() - {0}

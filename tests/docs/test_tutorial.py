@@ -55,7 +55,6 @@ def replaced(content: str, key: str, block: str) -> str:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_the_tutorial_with_the_installed_wheel(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     """The base requirements are enough: no package of an extra is installed, and the repository is not on the path."""
     programs = installed(tmp_path_factory.mktemp("installation"))

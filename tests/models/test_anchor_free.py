@@ -15,7 +15,14 @@ from scenes import CLASSES, scenes
 import compress
 from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
+from compress.learning.quantization import export
+from compress.learning.quantization.calibration import calibrate
+from compress.learning.training.loop import fit, own_loss
 from compress.model.importers import builder
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
+from compress.pipeline.stages.load import Origin
+from compress.pipeline.stages.train import Train
 from compress.tasks.detection import Detection
 from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
@@ -70,11 +77,6 @@ def test_the_outputs_are_those_of_the_specification(keras: Any, shape: tuple[int
 
 
 def test_every_operator_runs_on_the_edge_tpu(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.quantization import export
-    from compress.learning.quantization.calibration import calibrate
-    from compress.model.ir import keras_graph
-    from compress.model.ir.passes import fold
-
     network = fold.canonical(keras_graph.read(builder.build(edited(tmp_path), "build", (SIDE, SIDE, 3), 2)))
     before, after = tmp_path / "int8.tflite", tmp_path / "legal.tflite"
     before.write_bytes(export.convert(network, calibrate(network, Scenes().inputs("train"), "minmax")))
@@ -83,9 +85,6 @@ def test_every_operator_runs_on_the_edge_tpu(keras: Any, tmp_path: Path) -> None
 
 
 def test_it_learns_eight_pictures_by_heart(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training.loop import fit, own_loss
-    from compress.pipeline.stages.train import Train
-
     path = edited(tmp_path)
     keras.utils.set_random_seed(0)
     model = builder.build(path, "build", (SIDE, SIDE, 3), 2)
@@ -115,8 +114,6 @@ def trained(keras: Any, stages: int, side: int = 32) -> Any:
 def test_a_backbone_gives_the_feature_maps_for_any_size_of_the_image(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.pipeline.stages.load import Origin
-
     monkeypatch.chdir(tmp_path)
     network = trained(keras, 5)
     network.save("classifier.keras")
@@ -135,8 +132,6 @@ def test_a_backbone_gives_the_feature_maps_for_any_size_of_the_image(
 def test_a_backbone_without_batch_norms_gets_some_that_change_nothing(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.pipeline.stages.load import Origin
-
     monkeypatch.chdir(tmp_path)
     network = trained(keras, 5, SIDE)
     network.save("classifier.keras")
@@ -157,8 +152,6 @@ def test_a_backbone_without_batch_norms_gets_some_that_change_nothing(
 
 
 def test_the_backbone_is_part_of_the_key(keras: Any, tmp_path: Path) -> None:
-    from compress.pipeline.stages.load import Origin
-
     origin = Origin(builder="anchor_free", backbone="classifier.keras").with_paths_from(tmp_path)
     keys = []
     for _ in range(2):

@@ -249,7 +249,6 @@ def test_photos_are_made_smaller(tmp_path: Path) -> None:
 
 
 @shared
-@pytest.mark.slow
 def test_every_row_of_the_benchmark_is_accepted_with_the_real_data(tmp_path: Path) -> None:
     command = [*BENCHMARK, "--dry-run", "--work", str(tmp_path)]
     environment = {**os.environ, "CORALLINE_SHARED": str(SHARED)}
@@ -259,7 +258,6 @@ def test_every_row_of_the_benchmark_is_accepted_with_the_real_data(tmp_path: Pat
 
 
 @shared
-@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_gestures_are_learnt(tmp_path: Path) -> None:
     source = SHARED / "data" / "magic_wand_digits.npz"

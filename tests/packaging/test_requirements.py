@@ -11,7 +11,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from installation import bills
+import installation
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import ROOT
@@ -24,7 +24,7 @@ CODE = sorted((ROOT / "compress").rglob("*.py"))
 EXTRAS = {
     "compress/pipeline/search": "postgresql",
     "compress/surface/fleet": "sign",
-    "compress/pipeline/bucket.py": "s3",
+    "compress/pipeline/shared_store.py": "s3",
 }
 """The parts of compress/ that import packages of an extra."""
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [
@@ -66,7 +66,15 @@ def test_read_versions_are_found_where_they_are() -> None:
 @cache
 def required(extra: str) -> frozenset[str]:
     """Return the distributions that the wheel requires with an extra, directly or not."""
-    return frozenset(bills.dependencies("coralline", (extra,) if extra else ()))
+    return frozenset(installation.required("coralline", (extra,) if extra else ()))
+
+
+def test_every_line_of_the_constraints_has_a_version_and_hashes() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    packages = re.split(r"\n(?=[A-Za-z0-9])", text)[1:]
+    assert len(packages) > 50
+    assert [line for line in packages if not re.match(r"[\w.-]+==\S+ .*\\\n    --hash=sha256:[0-9a-f]{64}", line)] == []
+    assert "://" not in text
 
 
 def modules_imported(tree: ast.AST) -> Iterator[str]:

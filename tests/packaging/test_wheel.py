@@ -86,4 +86,4 @@ def test_extras_are_named_by_the_packages_to_install(programs: Path, tmp_path: P
     said = output(programs, tmp_path, "coralline", "trust", "init", "r", "--keys", "k")
     assert "pip install 'cryptography>=48' 'tuf~=7.0'" in said
     said = output(programs, tmp_path, "coralline", "p.yaml", "--store", "s3://bucket/p")
-    assert "pip install 'boto3~=1.44'" in said
+    assert "pip install 's3fs>=2025.3'" in said

@@ -544,7 +544,6 @@ KILLS = int(os.environ.get("CORALLINE_KILLS", "15"))
 """The number of times that the next test kills its run. The requirements ask for `CORALLINE_KILLS=180`."""
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_right(
     project: Project, tmp_path: Path, out: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import with_batch_norms
 from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
 from compress.core import resources
@@ -141,14 +140,12 @@ def test_every_documented_pipeline_loads(write: Callable[[str], Path], tmp_path:
 # --- keys -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "key"), KEYED, ids=[f"{line}-{key}" for line, key in KEYED])
-def test_a_misspelt_key_is_told_with_its_line_and_the_nearest(refused: Callable[..., str], line: int, key: str) -> None:
-    text = LINES.copy()
-    text[line - 1] = text[line - 1].replace(f"{key}:", f"{key}z:")
-    message = refused("\n".join(text), line)
-    assert f"'{key}z'" in message
-    assert message.endswith(f"did you mean {key!r}?")
-    assert re.search(rf"allowed: .*\b{key}\b", message)
+def test_a_misspelt_key_is_told_with_its_line_and_the_nearest(refused: Callable[..., str]) -> None:
+    for line, key in KEYED:
+        text = LINES.copy()
+        text[line - 1] = text[line - 1].replace(f"{key}:", f"{key}z:")
+        message = refused("\n".join(text), line)
+        assert re.search(rf"'{key}z'.*allowed: .*\b{key}\b.*did you mean '{key}'\?$", message), message
 
 
 @pytest.mark.parametrize(
@@ -190,21 +187,6 @@ def test_a_finished_file_needs_no_data(tmp_path: Path) -> None:
     assert pipeline.settings["data"]["source"]["random"]["shape"] == [4, 4, 1]
 
 
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own, in model.save
-def test_a_model_with_batch_norms_needs_no_data_to_be_quantized(keras: Any, tmp_path: Path) -> None:
-    with_batch_norms(keras).save(tmp_path / "model.keras")
-    head = "schema_version: 1\nname: a\nmodel: {file: model.keras}\n"
-    (tmp_path / "p.yaml").write_text(head + "stages: [quantize: {calibration: {select: data_free}}, package: {}]\n")
-    pipeline = load(tmp_path / "p.yaml")
-    assert pipeline.data.task == "outputs"
-    assert pipeline.settings["data"]["source"]["random"]["shape"] == [8, 8, 1]
-    for used in ("[quantize: {}]", "[prune: {}, quantize: {calibration: {select: data_free}}]"):
-        (tmp_path / "p.yaml").write_text(head + f"stages: {used}\n")
-        with pytest.raises(PipelineError, match="the key 'data' is missing"):
-            load(tmp_path / "p.yaml")
-
-
 def test_a_source_without_its_file(refused: Callable[..., str]) -> None:
     message = refused(COMPLETE.replace("digits: {}", "npz: {}"), line_of("digits: {}"))
     assert message == "data.source.npz.file: the key 'file' is missing"
@@ -226,24 +208,21 @@ def test_strange_keys(refused: Callable[..., str], key: str) -> None:
 # --- values -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [(setting, value) for setting, values in NUMBERS.items() for value in (*values, *NO_NUMBERS)],
-)
-def test_a_number_of_a_wrong_type_or_range(refused: Callable[..., str], setting: str, value: str) -> None:
+@pytest.mark.parametrize("setting", NUMBERS)
+def test_a_number_of_a_wrong_type_or_range(refused: Callable[..., str], setting: str) -> None:
     key = setting.partition(":")[0]
-    message = refused(COMPLETE.replace(setting, f"{key}: {value}"), line_of(setting))
-    assert re.match(rf"[\w.\[\]]*\b{key}: .+ should be ", message), message
+    for value in (*NUMBERS[setting], *NO_NUMBERS):
+        message = refused(COMPLETE.replace(setting, f"{key}: {value}"), line_of(setting))
+        assert re.match(rf"[\w.\[\]]*\b{key}: .+ should be ", message), message
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1e999", ".inf", "-.INF", ".nan"])
 @pytest.mark.parametrize("setting", [*NUMBERS, "size: [32, 32]", "from: [0, 16]"])
-def test_infinity_and_nan_are_no_numbers(refused: Callable[..., str], setting: str, value: str) -> None:
+def test_infinity_and_nan_are_no_numbers(refused: Callable[..., str], setting: str) -> None:
     key, _, old = setting.partition(": ")
-    new = f"[{value}, 1]" if old.startswith("[") else value
-    assert f"{value!r} is infinite or not a number" in refused(
-        COMPLETE.replace(setting, f"{key}: {new}"), line_of(setting)
-    )
+    for value in ("1e999", "-1e999", ".inf", "-.INF", ".nan"):
+        new = f"[{value}, 1]" if old.startswith("[") else value
+        message = refused(COMPLETE.replace(setting, f"{key}: {new}"), line_of(setting))
+        assert f"{value!r} is infinite or not a number" in message
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,6 @@ def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
-        ({"distill": {"decoupled": {}}}, "stages[1]: stage 2 (distill): decoupled: an image has several objects"),
         ("cluster", "stages[1]: stage 2 (cluster): it trains with tfmot"),
         ("sparsify", "stages[1]: stage 2 (sparsify): it trains with tfmot"),
         ({"train": {"class_weights": "balanced"}}, "class_weights: the loss of a detector"),

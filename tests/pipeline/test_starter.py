@@ -331,6 +331,7 @@ def test_only_classifiers_learn_on_the_device(tmp_path: Path) -> None:
         written(tmp_path, tmp_path / "boxes", learns=True)
 
 
+@pytest.mark.essential
 def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = photos(tmp_path / "shop", {"apple": 20, "pear": 20}), tmp_path / "new.yaml"
     assert main(["init", str(data), "-o", str(out), "--json"]) == 0

@@ -66,14 +66,3 @@ def test_the_set_that_means_most_is_drawn_first() -> None:
 
 def test_curves_of_a_stage_are_drawn_where_none_were_measured_before() -> None:
     assert drawing(record(sensitivity=[CURVE])).count("<polyline") == 1
-
-
-def test_layers_in_factors_and_the_reasons_of_the_others() -> None:
-    rank = {"before": 64, "after": 20}
-    factorized = {"conv": {"inputs": rank, "outputs": rank}, "dense": {"outputs": rank}}
-    unfactorized = {"scores": "no lower rank saves latency", "other": "fewer channels lose less"}
-    text, page = (make(record(factorized=factorized, whole=unfactorized)) for make in (markdown_of, html_of))
-    assert "Layers in factors of lower rank: 2" in page
-    assert page.index("Tucker-2") < page.index("inputs 20 of 64, outputs 20 of 64") < page.index("SVD")
-    assert "Not factorized: scores (no lower rank saves latency); other (fewer channels lose less)." in text
-    assert "No layer was factorized: scores" in markdown_of(record(whole=unfactorized))

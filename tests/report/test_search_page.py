@@ -41,6 +41,7 @@ RECORD = SearchRecord(
     objectives=(ACCURACY, LATENCY, SIZE),
     constraints=("all parameters fit the cache",),
     host="usb3",
+    sampler="GPSampler",
     settings={"model.width": "0.25 to 2, logarithmic"},
     trials=TRIALS,
     front=FRONT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,9 @@ import tiny
 from compress.core.errors import CorallineError
 from compress.pipeline.store import Store
 from compress.surface.fleet import repository
-from deploy.contract import bundle, releases, update_metadata
+from deploy.contract import bundle, releases
 from deploy.contract import trust as update_trust
-from deploy.contract.update_metadata import TrustError
+from deploy.contract.trust import TrustError
 from deploy.learn import learnt_file
 
 OLD, NEW, PARTLY, REMOVED = "old", "new", "partly new", "removed"
@@ -309,14 +310,11 @@ class Trust(Subject):
         place = folder / "repository"
         try:
             contents = repository.read(place)
-            row = contents.metadata["timestamp"]
-            for role in ("snapshot", "targets"):
-                info = update_metadata.meta(row)[f"{role}.json"]
-                content = (place / "metadata" / f"{info.version}.{role}.json").read_bytes()
-                info.check(content, role)
-                row = update_metadata.parse(content, role)
-                update_metadata.check_signatures(row, contents.root)
-            listed = update_metadata.targets(row)
+            source = update_trust.folder_source(str(place))
+            with tempfile.TemporaryDirectory() as device_folder:
+                device = update_trust.first_contact(source, contents.fingerprint, f"{device_folder}/trust")
+                device.update(source)
+                listed = device.listed()
             for name in listed:
                 update_trust.download(str(place), name, listed, True)
         except (CorallineError, TrustError, OSError) as error:

@@ -427,18 +427,34 @@ def http_seeds() -> Sequence[Seed]:
 
 
 def read_http(folder: Path, seed: Seed) -> None:
-    from deploy.service import protocol
+    from types import SimpleNamespace
 
-    head = protocol.head((folder / seed.name).read_bytes())
-    protocol.response(200, b"", head.request_id, head.keep)
-    if not 0 <= head.length <= protocol.MAX_LENGTH:
-        raise DifferentError(f"a body of {head.length} bytes")
+    from waitress.adjustments import Adjustments
+
+    from deploy.service.admission import Admission, RequestError, ServiceLimits
+    from deploy.service.connection import Request
+
+    def unexpected(error: Exception) -> None:
+        raise error
+
+    admission = Admission(ServiceLimits())
+    server = SimpleNamespace(
+        settings=ServiceLimits(),
+        admit=lambda head, address: admission.check(head, False, address),
+        unexpected=unexpected,
+    )
+    request = Request(server, "127.0.0.1", Adjustments())
+    request.received((folder / seed.name).read_bytes() + b"\r\n\r\n")
+    if request.error is not None:
+        raise RequestError(400, str(request.error))
+    if request.head is not None and not 0 <= request.head.length <= ServiceLimits().body_bytes:
+        raise DifferentError(f"a body of {request.head.length} bytes")
 
 
 def http_refusals() -> tuple[type[Exception], ...]:
-    from deploy.service import protocol
+    from deploy.service.admission import RequestError
 
-    return (protocol.RequestError,)
+    return (RequestError,)
 
 
 # ---- data ----

@@ -7,10 +7,25 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from paths import ROOT
 
-sys.path.insert(0, str(ROOT / "packaging"))
-import bill_of_materials as bills
+
+def required(name: str, extras: tuple[str, ...]) -> set[str]:
+    """Return the normalized names of a package and of all packages that it needs in this environment."""
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    waiting = [(name, extras)]
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for text in metadata.requires(name) or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                waiting.append((needed.name, tuple(needed.extras)))
+    return {canonicalize_name(name) for name, _ in seen}
 
 
 def built(root: Path, to: Path) -> Path:
@@ -32,7 +47,7 @@ def installed(folder: Path) -> Path:
     programs = folder / "environment" / "bin"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(programs.parent)], check=True)
     (site,) = programs.parent.glob("lib/python*/site-packages")
-    for name in bills.dependencies("coralline", ()).keys() - {"coralline"}:
+    for name in required("coralline", ()) - {"coralline"}:
         for file in metadata.files(name) or ():
             if ".." not in file.parts:
                 link = site / file

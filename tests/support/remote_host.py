@@ -68,7 +68,7 @@ class Host:
             name: the name of the wrapper.
         """
         (self.folder / f"{name}-before").write_text(before)
-        text = f'if [ "$1" = -IS ]; then exec {program} -IS -c "$(cat {self.folder}/{name}-before)\n$3"; fi\n'
+        text = f'if [ "$1" = -I ]; then exec {program} -I -c "$(cat {self.folder}/{name}-before)\n$3"; fi\n'
         path = self.folder / "bin" / name
         path.write_text(f'#!/bin/sh\n{text if before else ""}exec {program} "$@"\n')
         path.chmod(0o755)
@@ -81,7 +81,7 @@ class Host:
         """Return the ids of the Python processes that run for a connection."""
         pids, level = [], self.sessions()
         while level:
-            pids += [pid for pid in level if b"-IS" in _arguments(pid) and b"-c" in _arguments(pid)]
+            pids += [pid for pid in level if b"-I" in _arguments(pid) and b"-c" in _arguments(pid)]
             level = [child for pid in level for child in _children(pid)]
         return [pid for pid in pids if b"python" in _arguments(pid)[:1000].split(b"\0")[0]]
 

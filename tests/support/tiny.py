@@ -453,12 +453,14 @@ def kill_after(events: int, folder: str) -> None:
 
 if __name__ == "__main__":
     from compress.pipeline import stages
+    from compress.pipeline.search import study
     from compress.pipeline.search.worker import serve
     from compress.surface.cli import search, search_worker
     from compress.surface.cli.main import main
 
     stages.STAGES.update(LIGHT)
-    search.WORKER = command(WORKER)
+    search.WORKER, search.PROGRAM = command(WORKER), command()
+    study.HEARTBEAT_S, study.GRACE_S = 1, 4
     if "TINY_KILL_AFTER" in os.environ:
         kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
     if sys.argv[1:2] == [WORKER]:

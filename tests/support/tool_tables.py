@@ -132,16 +132,3 @@ def _short(text: str) -> str:
     """Return an error as one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-
-
-def between_marks(text: str, content: str, begin: str, end: str) -> str:
-    """Return a page whose part between two lines is replaced.
-
-    Raises:
-        ValueError: a line is missing.
-    """
-    before, first, rest = text.partition(f"{begin}\n")
-    _, last, after = rest.partition(f"{end}\n")
-    if not first or not last:
-        raise ValueError(f"the page does not contain the lines {begin!r} and {end!r}")
-    return f"{before}{begin}\n{content.strip()}\n{end}\n{after}"

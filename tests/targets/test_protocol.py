@@ -16,9 +16,14 @@ import tiny
 from compress import targets
 from compress.core.artifact import MODEL_COMPILED
 from compress.core.errors import PipelineError, StageError
+from compress.learning.pruning.allocation import importance_losses
+from compress.learning.pruning.objective import Objective
+from compress.learning.pruning.prunable import prepare
+from compress.model.ir import keras_graph
 from compress.model.tflite import graph
 from compress.pipeline import runner
 from compress.pipeline.schema import load
+from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.surface.cli.main import main
 from deploy.contract import bundle
 
@@ -240,12 +245,6 @@ def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
 
 @pytest.mark.tensorflow
 def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
-    from compress.learning.pruning.allocation import importance_losses
-    from compress.learning.pruning.objective import Objective
-    from compress.learning.pruning.prunable import prepare
-    from compress.model.ir import keras_graph
-    from compress.pipeline.stages.trial_conversion import TrialConverter
-
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.Conv2D(96, 3, activation="relu")(layers.Conv2D(80, 3, activation="relu")(image))

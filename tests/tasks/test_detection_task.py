@@ -13,6 +13,8 @@ from blobs import Blobs, context
 from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
 from compress.learning.training.batches import Augment
+from compress.learning.training.loop import fit, own_loss
+from compress.pipeline.stages.train import Train
 from compress.tasks.base import Draws
 from compress.tasks.detection import Detection, padded
 from compress.tasks.detection_head import DetectionHead, match
@@ -100,8 +102,6 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training.loop import fit, own_loss
-    from compress.pipeline.stages.train import Train
 
     keras.utils.set_random_seed(0)
     layers = keras.layers

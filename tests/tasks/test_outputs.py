@@ -97,7 +97,6 @@ def test_features_are_distilled_on_random_samples_with_a_note(keras: Any, tmp_pa
     [
         ("stages:", "stages:\n  - train: {}", "the model came trained"),
         ("error_increase: 0.9", "accuracy_drop: 0.1", "accuracy_drop limits classifiers"),
-        ("distill: {epochs: 2}", "distill: {epochs: 2, decoupled: {}}", "decoupled: the data has no single class"),
         ("samples: 48", "samples: 48, augment: {flip: true}", "augment changes samples after the original's outputs"),
     ],
 )

@@ -156,6 +156,7 @@ budget: {mae_increase: 3}
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+@pytest.mark.essential
 def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     images, sizes = bars(400)
     np.savez(tmp_path / "data.npz", x=images, y=sizes.astype(np.float32))
@@ -184,7 +185,6 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
         ("distill: {epochs: 3", "package: {}\n  - distill: {epochs: 3", "would be given"),
         ("early_stopping: 8", "class_weights: balanced", "class_weights: the data has no single class"),
         ("distill: {epochs: 3", "sparsify: {epochs: 3", "trains with tfmot"),
-        ("temperature: 3", "decoupled: {}", "decoupled: the data has no single class"),
     ],
 )
 def test_what_regression_cannot_use_is_refused_before_any_work(

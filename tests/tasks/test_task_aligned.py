@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.learning.distillation.settings import DistillationSettings
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.task_aligned import assign, generalized_overlap, loss_parts, overlap
 from deploy.contract.detection import Detector, DetectorParts
@@ -217,7 +216,7 @@ def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_
 
     def cost(boxes: Any, scores: Any) -> float:
         student = head.logits([boxes, scores])
-        return float(head.distillation_loss(student, teacher, None, DistillationSettings(temperature=1))[0])
+        return float(head.distillation_loss(student, teacher, 1.0)[0])
 
     assert cost(boxes, scores) == pytest.approx(0, abs=1e-4)
     for place, least, most in ((7, 0.3, 30.0), (8, 0.0, 0.02)):

@@ -21,8 +21,7 @@ NOTE = (
 
 class RandomSamples(Source):
     """Random samples of some shape, without labels. They show whether a model can be converted, and where its
-    operators run. The activation ranges from them are poor, except with `quantize: {calibration: {select: data_free}}`,
-    which takes only their shape and range."""
+    operators run. The activation ranges from them are poor."""
 
     name: ClassVar[str] = "random"
     task: ClassVar[str] = "outputs"

@@ -115,7 +115,7 @@ def weighted(head: Head, batch: Batch, outputs: Any, soft_targets: Any, distilla
         soft_targets: of the teachers (`Head.soft_targets`).
         distillation: temperature and weights.
     """
-    total = distillation.weight * head.distillation_loss(head.logits(outputs), soft_targets, batch.labels, distillation)
+    total = distillation.weight * head.distillation_loss(head.logits(outputs), soft_targets, distillation.temperature)
     if distillation.weight < 1:
         total += (1 - distillation.weight) * label_loss(head).of(batch, outputs)
     return total

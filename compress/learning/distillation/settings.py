@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compress.core.settings import Settings
 from compress.learning.training.loop import TrainingSettings
-
-
-class Decoupled(Settings):
-    """Decoupled knowledge distillation (Zhao et al., 2022)."""
-
-    right: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """Weight of the part for the target class, which shows how confident the teacher is."""
-    wrong: Annotated[float, Field(ge=0, le=1000)] = 8.0
-    """Weight of the part for the other classes; the paper uses 8 for small images."""
 
 
 class DistillationSettings(Settings):
@@ -26,14 +17,6 @@ class DistillationSettings(Settings):
     """Temperature of the softmax. 1 leaves the scores unchanged; a higher value makes them softer."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Weight of the distillation loss; the loss on the labels has the rest. With 1, the labels are not used."""
-    decoupled: Decoupled | None = None
-    """Weight the target class and the other classes separately; by default they are one loss."""
-
-    @model_validator(mode="after")
-    def _decoupled_uses_labels(self) -> Self:
-        if self.weight == 1 and self.decoupled:
-            raise ValueError("decoupled needs the labels, to know the right class, but `weight: 1` uses none")
-        return self
 
     def check_training(self, settings: TrainingSettings) -> None:
         """Check that the training does not need labels if the distillation does not use them.

@@ -7,8 +7,8 @@ importance as possible is lost. A target computes channels in blocks, so time fa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
@@ -28,11 +28,10 @@ PAIRED_REDUCTIONS = 24
 MAX_ATTEMPTS = 8
 """Exchanges whose cost is computed for each widening."""
 CostFunction = Callable[[Widths], float]
-AllocationMethod = Literal["balanced", "sensitivity", "global", "uniform", "factorized"]
+AllocationMethod = Literal["balanced", "sensitivity", "global", "uniform"]
 """global: minimizes the sum of the importance that is removed. balanced: minimizes the sum over the layer groups of
 (all importance / kept importance), so that no layer gets too narrow. sensitivity: minimizes the sum of the measured
-divergences (`sensitivity`). uniform: keeps about the same share of every layer group. factorized: balanced, where
-others to compare keep all layers whole."""
+divergences (`sensitivity`). uniform: keeps about the same share of every layer group."""
 ImportanceLosses = Sequence[NDArray[np.float64]]
 """For each layer group the importance that is lost at every width, from 0 to all; falls to 0."""
 _TINY = 1e-9
@@ -79,22 +78,18 @@ class WidthSearch:
 
     Attributes:
         full: the widths with all channels.
-        minimum: the smallest widths.
-        cheapest: the widths that are used where the search finds no others; they must not cost more than the limit.
+        minimum: the smallest widths, which are used where the search finds no others; they must not cost more than the
+            limit.
         cost: the cost of any widths.
         limit: the highest cost allowed.
         blocks: the target's blocks of channels; widths are multiples of `blocks.inputs`.
-        largest_ranks: for each layer group that is the rank of a layer, by its index, the largest rank that saves
-            weights. Above it, the layer stays whole: only its full width.
     """
 
     full: Widths
     minimum: Widths
-    cheapest: Widths
     cost: CostFunction
     limit: float
     blocks: ChannelBlocks
-    largest_ranks: Mapping[int, int] = field(default_factory=dict)
 
     def run(self, losses: ImportanceLosses | None) -> Widths:
         """Return the widths that lose least; without losses about the same share of every layer group."""
@@ -113,7 +108,7 @@ class WidthSearch:
         """Return the largest share, the same for all groups and rounded down to a block, within the limit."""
         low = 0.0
         high = 1.0
-        best = self.cheapest
+        best = self.minimum
         for _ in range(20):
             share = (low + high) / 2
             widths = self._share_widths(share)
@@ -127,8 +122,8 @@ class WidthSearch:
     def _share_widths(self, share: float) -> Widths:
         step = self.blocks.inputs
         return tuple(
-            size if index in self.largest_ranks else max(int(share * size) // step * step, smallest)
-            for index, (size, smallest) in enumerate(zip(self.full, self.minimum, strict=True))
+            max(int(share * size) // step * step, smallest)
+            for size, smallest in zip(self.full, self.minimum, strict=True)
         )
 
     def _greedy(self, losses: ImportanceLosses) -> Widths:
@@ -159,7 +154,7 @@ class WidthSearch:
             queue += [(0.0, waiting) for waiting in (*without_offer, index)]
             heapq.heapify(queue)
             without_offer = []
-        return widths if cost <= self.limit else self.cheapest
+        return widths if cost <= self.limit else self.minimum
 
     def _best_reduction(
         self, index: int, widths: Widths, cost: float, loss: NDArray[np.float64]
@@ -169,7 +164,7 @@ class WidthSearch:
         narrower = [level for level in self._levels(index) if level < width]
         offers = []
         for level in narrower:
-            if level != narrower[0] and not self._is_near(index, width, level):
+            if level != narrower[0] and not self._is_near(width, level):
                 break
             saved = cost - self.cost(_with_width(widths, index, level))
             if saved > 0:
@@ -180,18 +175,14 @@ class WidthSearch:
         return price, -level
 
     def _levels(self, index: int) -> list[int]:
-        widths = levels(self.full[index], self.minimum[index], self.blocks)
-        largest = self.largest_ranks.get(index, self.full[index])
-        return [widths[0], *(width for width in widths[1:] if width <= largest)]
+        return levels(self.full[index], self.minimum[index], self.blocks)
 
-    def _is_near(self, index: int, width: int, level: int) -> bool:
-        """Whether a width is tried in one change: at most two blocks of output channels away; any rank."""
-        return index in self.largest_ranks or abs(width - level) <= 2 * self.blocks.outputs
+    def _is_near(self, width: int, level: int) -> bool:
+        """Whether a width is tried in one change: at most two blocks of output channels away."""
+        return abs(width - level) <= 2 * self.blocks.outputs
 
     def _wider(self, index: int, width: int) -> int:
         """Return the next larger width of a group."""
-        if index in self.largest_ranks:
-            return min((level for level in self._levels(index) if level > width), default=width)
         step = self.blocks.inputs
         return min(width // step * step + step, self.full[index])
 
@@ -268,7 +259,7 @@ class WidthSearch:
         changes = []
         for index, (loss, width) in enumerate(zip(losses, widths, strict=True)):
             for level in self._levels(index):
-                if level != width and self._is_near(index, width, level):
+                if level != width and self._is_near(width, level):
                     added = self.cost(_with_width(widths, index, level)) - cost
                     changes.append(SizeChange(index, level, float(loss[level] - loss[width]), added))
         return changes

@@ -5,22 +5,19 @@ layouts of their channels. So the costs of all widths are known without building
 cannot be followed (a recurrent layer, an attention) keep their channels, and cost the same at all widths: that
 difference is measured once, on the files that a trial conversion makes (`Costs.calibrated`).
 
-A layer that may be factorized has one list of operators for each of its forms, of which the widths choose one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, combinations
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.learning.pruning.factorization import Factorization, Rank
 from compress.learning.pruning.layer_groups import LayerGroup, Widths
 from compress.model.ir.channel_groups import ChannelGroups, Layout
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
@@ -120,16 +117,12 @@ class WeightArray:
     channel_bytes: int | None = None
 
 
-def operators(
-    network: Network, channels: ChannelGroups, cost: CostModel, layers: Collection[str] | None = None
-) -> list[PrunableOperator]:
-    """Return the operators that a network, or some of its layers, become on a target with this cost model."""
+def operators(network: Network, channels: ChannelGroups, cost: CostModel) -> list[PrunableOperator]:
+    """Return the operators that a network becomes on a target with this cost model."""
     consumers = network.consumers()
     result: list[PrunableOperator] = []
     for layer, call in network.in_order():
         spec = spec_of(layer)
-        if layers is not None and layer.name not in layers:
-            continue
         if not layer.calls or spec.keeps_values or spec.pads:  # nothing of it takes time
             continue
         output = LayerOutput(layer.name, call)
@@ -301,13 +294,11 @@ def _map_shape(shape: Shape) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def weight_arrays(
-    network: Network, channels: ChannelGroups, layers: Collection[str] | None = None
-) -> list[WeightArray]:
-    """Return all arrays of weights of a network, or of some of its layers."""
+def weight_arrays(network: Network, channels: ChannelGroups) -> list[WeightArray]:
+    """Return all arrays of weights of a network."""
     result: list[WeightArray] = []
     for layer in network.layers.values():
-        if not layer.weights or not layer.calls or (layers is not None and layer.name not in layers):
+        if not layer.weights or not layer.calls:
             continue
         if layer.config.get("data_format") == "channels_first":
             result += [WeightArray(array.size, ()) for array in layer.weights]
@@ -389,101 +380,33 @@ class _ChannelCounts:
         return _ChannelCount(fixed, tuple((index, added.cumsum()) for index, added in by_group.items()))
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Some layers of a network, in the form that they have with some ranks.
-
-    Attributes:
-        network: a network that has them in this form.
-        layers: their names.
-        ranks: the reduced ranks of this form by their indices.
-        others: the ranks that are not reduced in it.
-    """
-
-    network: Network
-    layers: frozenset[str]
-    ranks: frozenset[int] = frozenset()
-    others: frozenset[int] = frozenset()
-
-    def is_present(self, reduced: Collection[int]) -> bool:
-        """Whether the layers have this form with these ranks reduced."""
-        return self.ranks.issubset(reduced) and self.others.isdisjoint(reduced)
-
-
-def _forms(factorization: Factorization) -> Iterator[_Form]:
-    """Yield all forms of the layers that have ranks, then the other layers."""
-    network = factorization.network
-    indices = {rank: index for index, rank in enumerate(factorization.ranks)}
-    candidates = dict.fromkeys(rank.layer for rank in factorization.ranks)
-    for layer in candidates:
-        ranks = factorization.of_layer(layer)
-        rank_indices = frozenset(indices[rank] for rank in ranks)
-        for chosen in chain.from_iterable(combinations(ranks, count) for count in range(len(ranks) + 1)):
-            form = factorization.form(chosen)
-            reduced = frozenset(indices[rank] for rank in chosen)
-            yield _Form(form, frozenset({layer, *(rank.factor for rank in chosen)}), reduced, rank_indices - reduced)
-    yield _Form(network, frozenset(network.layers) - frozenset(candidates))
-
-
-@dataclass(frozen=True)
-class _RankCount:
-    """A rank and the channels that it replaces.
-
-    Attributes:
-        group: the index of its layer group.
-        replaced: the layouts, by their indices, of the channels in whose place it is.
-    """
-
-    group: int
-    replaced: tuple[int, ...]
-
-
-def _rank_count(
-    rank: Rank, network: Network, channels: ChannelGroups, groups: Sequence[LayerGroup], counts: _ChannelCounts
-) -> _RankCount:
-    """Return a rank with its layer group and the channels that it replaces."""
-    group = next(index for index, group in enumerate(groups) if group.layers == (rank.factor,))
-    tensors = {"inputs": network.layers[rank.layer].inputs()[0], "outputs": LayerOutput(rank.layer)}
-    replaced = [tensors[rank.side]] if rank.of_window else [*tensors.values()]
-    return _RankCount(group, tuple(counts.number(channels.layouts[tensor]) for tensor in replaced))
-
-
 class Costs:
     """Costs of a network by the widths of its layer groups.
 
     Args:
-        network: the network with all channels, or with the ranks of its layers.
-        channels: the channels of the network with all its ranks.
+        network: the network with all channels.
+        channels: its channels.
         groups: its layer groups.
         target: the target that time and memory are predicted for.
     """
 
     def __init__(
         self,
-        network: Network | Factorization,
+        network: Network,
         channels: ChannelGroups,
         groups: Sequence[LayerGroup],
         target: Target,
     ) -> None:
         self.target = target
         self.full_widths: Widths = tuple(len(group.members) for group in groups)
-        factorization = network if isinstance(network, Factorization) else Factorization(network)
-        network = factorization.network
         counts = _ChannelCounts(channels, groups)
-        self._ranks = [_rank_count(rank, network, channels, groups, counts) for rank in factorization.ranks]
-        self._operators: list[tuple[PrunableOperator, int, int, _Form]] = []
-        self._weights: list[tuple[WeightArray, list[int], _Form]] = []
-        for form in _forms(factorization):
-            self._operators += [
-                (operator, counts.number(operator.inputs), counts.number(operator.outputs), form)
-                for operator in operators(form.network, channels, target.cost, form.layers)
-            ]
-            self._weights += [
-                (array, [counts.number(layout) for layout in array.layouts], form)
-                for array in weight_arrays(form.network, channels, form.layers)
-            ]
-        order = {layer.name: index for index, (layer, _) in enumerate(factorization.expanded.in_order())}
-        self._operators.sort(key=lambda entry: order[entry[0].shape.name])
+        self._operators = [
+            (operator, counts.number(operator.inputs), counts.number(operator.outputs))
+            for operator in operators(network, channels, target.cost)
+        ]
+        self._weights = [
+            (array, [counts.number(layout) for layout in array.layouts]) for array in weight_arrays(network, channels)
+        ]
         self._counts = counts.counts
         inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
         self._input_bytes = sum(target.cost.input_bytes([size or 1 for size in shape]) for shape in inputs)
@@ -514,47 +437,28 @@ class Costs:
     def _channel_counts(self, widths: Widths) -> list[int]:
         return [count.at(widths) for count in self._counts]
 
-    def reduced_ranks(self, widths: Widths) -> frozenset[int]:
-        """Return the ranks, by their indices, that are lower than the numbers of channels that they replace."""
-        return self._reduced(widths, self._channel_counts(widths)) if self._ranks else frozenset()
-
-    def _reduced(self, widths: Widths, counts: Sequence[int]) -> frozenset[int]:
-        return frozenset(
-            index
-            for index, rank in enumerate(self._ranks)
-            if widths[rank.group] < min(self.full_widths[rank.group], *(counts[layout] for layout in rank.replaced))
-        )
-
     def macs(self, widths: Widths) -> int:
         """Return the multiply-accumulates of one inference."""
         counts = self._channel_counts(widths)
         total = 0
-        reduced = self._reduced(widths, counts)
-        for operator, inputs, outputs, form in self._operators:
-            if form.is_present(reduced):
-                total += operator.macs * counts[outputs] * (counts[inputs] if operator.mixes else 1)
+        for operator, inputs, outputs in self._operators:
+            total += operator.macs * counts[outputs] * (counts[inputs] if operator.mixes else 1)
         return total + round(self._corrections.get("macs", 0))
 
     def parameters(self, widths: Widths) -> int:
         """Return the number of weights of all layers, as Keras counts them."""
         counts = self._channel_counts(widths)
-        reduced = self._reduced(widths, counts)
-        return sum(
-            array.size * prod(counts[layout] for layout in layouts)
-            for array, layouts, form in self._weights
-            if form.is_present(reduced)
-        )
+        return sum(array.size * prod(counts[layout] for layout in layouts) for array, layouts in self._weights)
 
     def size_bytes(self, widths: Widths) -> int:
         """Return the size of the 8-bit file."""
         counts = self._channel_counts(widths)
-        reduced = self._reduced(widths, counts)
         total = self._corrections.get("size_bytes", 0)
-        for operator, _, outputs, form in self._operators:
-            if counts[outputs] and form.is_present(reduced):
+        for operator, _, outputs in self._operators:
+            if counts[outputs]:
                 total += _BYTES_BY_OPERATOR + operator.channel_bytes * counts[outputs]
-        for array, layouts, form in self._weights:
-            if array.channel_bytes is not None and form.is_present(reduced):
+        for array, layouts in self._weights:
+            if array.channel_bytes is not None:
                 total += array.size * prod(counts[layout] for layout in layouts)
                 total += array.channel_bytes * counts[layouts[-1]]
         return round(total)
@@ -562,11 +466,10 @@ class Costs:
     def operators(self, widths: Widths) -> list[OperatorShape]:
         """Return the operators, with what the target needs to know of them."""
         counts = self._channel_counts(widths)
-        reduced = self._reduced(widths, counts)
         return [
             self._target_operator(index, counts[inputs] if len(operator.inputs) else 0, counts[outputs])
-            for index, (operator, inputs, outputs, form) in enumerate(self._operators)
-            if counts[outputs] and form.is_present(reduced)  # all channels of a group of a convolution may be removed
+            for index, (operator, inputs, outputs) in enumerate(self._operators)
+            if counts[outputs]  # all channels of a group of a convolution may be removed
         ]
 
     def _target_operator(self, index: int, inputs: int, outputs: int) -> OperatorShape:

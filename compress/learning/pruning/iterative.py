@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,14 +11,7 @@ from compress.core.errors import StageError
 from compress.core.progress import Phase
 from compress.data.types import Data
 from compress.learning.context import Context
-from compress.learning.pruning import factorization
-from compress.learning.pruning.allocation import (
-    AllocationMethod,
-    CostFunction,
-    ImportanceLosses,
-    importance_losses,
-    levels,
-)
+from compress.learning.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses
 from compress.learning.pruning.checkpoint import PruningCheckpoint, PruningState
 from compress.learning.pruning.cost import Convert, TrialConversion
 from compress.learning.pruning.importance import ImportanceMethod, ImportanceSamples, refuse_constant
@@ -34,13 +27,12 @@ from compress.learning.training.phases import BACKWARD, BUILD, training_cost, va
 from compress.learning.training.validation import validation_quality
 from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.keras_graph import Network
-from compress.model.ir.passes.factorize import Side
 from compress.model.ir.tensorflow import set_weights
 from compress.tasks import task_of
 from compress.tasks.base import Quality
 
 COMPARED: tuple[AllocationMethod, ...] = ("balanced", "uniform")
-"""The allocation methods that `auto` compares, with `factorized` where layers may be factorized."""
+"""The allocation methods that `auto` compares."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +43,11 @@ class PruningOptions:
     allocation: Literal["auto"] | AllocationMethod = "auto"
     samples: int = 512
     steps: int = 1
-    factorize: bool = False
 
     @property
     def compared(self) -> tuple[AllocationMethod, ...]:
         """The allocation methods to compare; a single one if it is chosen."""
-        if self.allocation != "auto":
-            return (self.allocation,)
-        return ("factorized", *COMPARED) if self.factorize else COMPARED
+        return COMPARED if self.allocation == "auto" else (self.allocation,)
 
 
 @dataclass(frozen=True)
@@ -194,7 +183,7 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     step = state.untrained
     assert step is not None
     epochs = retraining.epochs(last=step.done) if retraining else 0
-    if retraining is None or not epochs or not (step.layers or step.factorized):
+    if retraining is None or not epochs or not step.layers:
         return step
     folder = f"step-{len(state.steps) + 1}"
     step_context = replace(
@@ -204,39 +193,6 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     )
     settings = retraining.settings.model_copy(update={"epochs": epochs})
     return replace(step, training=healing.heal(model, retraining.loss, settings, step_context))
-
-
-def _ranks(prunable: PrunableNetwork, widths: Widths) -> dict[str, dict[Side, LayerWidths]]:
-    """Return the ranks of the layers that are in factors at some widths, by side."""
-    return {
-        name: {side: LayerWidths(*ranks) for side, ranks in sides.items()}
-        for name, sides in prunable.factorized_layers(widths).items()
-    }
-
-
-def whole_layers(prunable: PrunableNetwork, widths: Widths, cost: CostFunction, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each layer that could be factorized and is whole at some widths, and the reason.
-
-    Args:
-        prunable: the network with its ranks.
-        widths: the widths.
-        cost: the cost that is made smaller.
-        name: the name of the cost.
-    """
-    current = cost(widths)
-    blocks = prunable.costs.target.cost.blocks
-    saving: dict[str, bool] = {}
-    for index, group in enumerate(prunable.groups):
-        if index not in prunable.largest_ranks:
-            continue
-        layer = next(rank.layer for rank in prunable.factorization.ranks if rank.factor == group.layers[0])
-        lower = (rank for rank in levels(len(group.members), group.minimum, blocks) if rank < widths[index])
-        saves = any(cost((*widths[:index], rank, *widths[index + 1 :])) < current for rank in lower)
-        saving[layer] = saving.get(layer, False) or saves
-    factorized = prunable.factorized_layers(widths)
-    for layer, saves in saving.items():
-        if layer not in factorized:
-            yield layer, "fewer channels lose less" if saves else f"no lower rank saves {name}"
 
 
 class _Candidates:
@@ -278,8 +234,8 @@ class _Step:
     def run(self, earlier: tuple[PruningStep, ...]) -> tuple[PruningStep, Any]:
         """Return the step and the smaller model."""
         progress = self.context.progress
-        bases, importance, costs, widths, trials, norms = self._parts()
-        progress.plan(*([bases] if self.options.factorize else []), importance, costs, widths, trials, norms)
+        importance, costs, widths, trials, norms = phases = self._parts()
+        progress.plan(*phases)
         inputs, labels = loop.chosen_inputs(self.context.data, self.options.samples, self.context.seed)
         if not earlier:
             refuse_constant(self.model, inputs)
@@ -288,12 +244,8 @@ class _Step:
             head = loop.head_of(self.model, self.context.data, self.context.specification)
             samples = ImportanceSamples(inputs, labels, head, task_of(self.context.data).counts_right)
         network = keras_graph.read(self.model)
-        ranks = None
-        if self.options.factorize:
-            with progress.phase(bases):
-                ranks = factorization.find(network, inputs, progress)
         with progress.phase(importance):
-            prunable = prepare(network, self.context.target, self.options.importance, samples, progress, ranks)
+            prunable = prepare(network, self.context.target, self.options.importance, samples, progress)
         with progress.phase(costs):
             conversion = self.convert(network, self.model)
         prunable = prunable.calibrated(prunable.full_widths, conversion)
@@ -316,8 +268,6 @@ class _Step:
             allocation=method,
             cost=change,
             layers={name: LayerWidths(*widths) for name, widths in layers.items()},
-            factorized=_ranks(prunable, allocation.widths),
-            whole=self._whole(prunable, allocations, method),
             unsupported=prunable.channels.unsupported,
             done=last or change.after <= limits.final,
             trials=qualities,
@@ -327,15 +277,13 @@ class _Step:
         )
         return self._reported(step, limits, last=last), model
 
-    def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase, Phase]:
+    def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase]:
         """Return the phases of the choice of channels."""
         data, options = self.context.data, self.options
         trials = 0.0
         if options.allocation == "auto" and self.retraining is not None and self.retraining.settings.epochs:
             trials = len(options.compared) * training_cost(data, 1)
-        bases = BUILD + options.samples if options.factorize else 0.0
         return (
-            Phase("bases of layers", bases, unit="sample"),
             Phase("importance of channels", BUILD + BACKWARD * options.samples, unit="sample"),
             Phase("costs", BUILD),
             Phase("sensitivity of layers" if options.allocation == "sensitivity" else "widths", BUILD, unit="width"),
@@ -378,9 +326,8 @@ class _Step:
         """
         allocations: dict[AllocationMethod, Allocation] = {}
         for method, lost in losses.items():
-            subject = prunable.with_whole_layers() if "factorized" in losses and method != "factorized" else prunable
             try:
-                allocations[method] = self.objective.allocate_verified(subject, lost, limits, candidates.conversion)
+                allocations[method] = self.objective.allocate_verified(prunable, lost, limits, candidates.conversion)
             except StageError:
                 if not allocations:
                     raise
@@ -416,22 +363,6 @@ class _Step:
         quality = validation_quality(model, self.context)
         set_weights(model, weights)
         return quality
-
-    def _whole(
-        self,
-        prunable: PrunableNetwork,
-        allocations: Mapping[AllocationMethod, Allocation],
-        method: AllocationMethod,
-    ) -> dict[str, str]:
-        """Return the reason for each layer that could be factorized and is not."""
-        if not self.options.factorize:
-            return {}
-        tried = allocations.get("factorized", allocations[method])
-        cost = self.objective.cost_of(tried.costs, prunable.minimum_widths)
-        reasons = dict(whole_layers(prunable, tried.widths, cost, self.objective.name))
-        if allocations[method] is not tried:
-            reasons |= dict.fromkeys(prunable.factorized_layers(tried.widths), "validation is better with whole layers")
-        return reasons
 
     def _warnings(self, prunable: PrunableNetwork, conversion: TrialConversion) -> list[str]:
         warnings = []

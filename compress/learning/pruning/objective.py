@@ -135,7 +135,7 @@ class Objective:
         if steps_left == 1 or now <= final:
             return CostLimits(initial, final, final)
         step = now * (final / now) ** (1 / steps_left)
-        return CostLimits(initial, final, max(step, cost(prunable.cheapest_widths(cost))))
+        return CostLimits(initial, final, max(step, cost(prunable.minimum_widths)))
 
     def _limit(self, prunable: PrunableNetwork, initial: float) -> float:
         if self.name == "cache":
@@ -160,14 +160,11 @@ class Objective:
         cost = self.cost_of(prunable.costs, minimum)
         if cost(prunable.full_widths) <= limits.final:
             return prunable.full_widths
-        cheapest = prunable.cheapest_widths(cost)
-        nearest = cost(cheapest)
+        nearest = cost(minimum)
         if nearest > limits.final:
             raise self._out_of_reach(prunable, nearest, limits.initial)
         blocks = prunable.costs.target.cost.blocks
-        bounds = prunable.full_widths, minimum, cheapest
-        search = WidthSearch(*bounds, cost, limits.step, blocks, prunable.largest_ranks)
-        return search.run(losses)
+        return WidthSearch(prunable.full_widths, minimum, cost, limits.step, blocks).run(losses)
 
     def allocate_verified(
         self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, convert: Converter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from compress.core.errors import StageError
 from compress.core.progress import SILENT, Progress
 from compress.learning.pruning.cost import Costs, TrialConversion
-from compress.learning.pruning.factorization import Factorization, Rank
 from compress.learning.pruning.importance import (
     ImportanceMethod,
     ImportanceSamples,
@@ -22,7 +21,6 @@ from compress.learning.pruning.layer_groups import LayerGroup, Widths, layer_gro
 from compress.model.ir import channel_groups
 from compress.model.ir.channel_groups import ChannelGroups, Mask
 from compress.model.ir.keras_graph import LayerOutput, Network
-from compress.model.ir.passes.factorize import Side
 from compress.targets.base import Target
 
 
@@ -31,25 +29,20 @@ class PrunableNetwork:
     """A network with all that the choice of channels depends on.
 
     Attributes:
-        factorization: the network with all channels, and the ranks that may be reduced.
-        channels: the channels of the network with all its ranks.
-        groups: its layer groups; a rank is one too.
+        network: the network with all channels.
+        channels: its channels.
+        groups: its layer groups.
         scores: the importance of its channels.
         importance: the method that the scores come from.
         costs: its costs, by the widths of the layer groups.
     """
 
-    factorization: Factorization
+    network: Network
     channels: ChannelGroups
     groups: tuple[LayerGroup, ...]
     scores: Scores
     importance: ImportanceMethod
     costs: Costs
-
-    @property
-    def network(self) -> Network:
-        """The network with all channels, and all layers whole."""
-        return self.factorization.network
 
     @property
     def full_widths(self) -> Widths:
@@ -60,32 +53,6 @@ class PrunableNetwork:
     def minimum_widths(self) -> Widths:
         """The smallest widths."""
         return tuple(group.minimum for group in self.groups)
-
-    @property
-    def largest_ranks(self) -> Mapping[int, int]:
-        """For each layer group that is a rank, by its index, the largest rank that has fewer weights."""
-        limits = {rank.factor: rank.largest for rank in self.factorization.ranks}
-        names = [group.layers[0] for group in self.groups]
-        return {index: limits[name] for index, name in enumerate(names) if name in limits}
-
-    def with_whole_layers(self) -> PrunableNetwork:
-        """Return the same network, but no rank may be reduced."""
-        groups = list(self.groups)
-        for index in self.largest_ranks:
-            groups[index] = replace(groups[index], minimum=len(groups[index].members))
-        return replace(self, groups=tuple(groups))
-
-    def cheapest_widths(self, cost: Callable[[Widths], float]) -> Widths:
-        """Return the smallest widths, with those layers whole that cost more in factors of the lowest rank."""
-        starts = (self.minimum_widths, self.with_whole_layers().minimum_widths)
-        return min((self._with_cheaper_ranks(widths, cost) for widths in dict.fromkeys(starts)), key=cost)
-
-    def _with_cheaper_ranks(self, widths: Widths, cost: Callable[[Widths], float]) -> Widths:
-        """Return widths in which every rank, one after the other, is the lowest or the full one: the cheaper one."""
-        for index in self.largest_ranks:
-            ranks = dict.fromkeys((widths[index], self.groups[index].minimum, self.full_widths[index]))
-            widths = min(((*widths[:index], rank, *widths[index + 1 :]) for rank in ranks), key=cost)
-        return widths
 
     def calibrated(self, widths: Widths, conversion: TrialConversion) -> PrunableNetwork:
         """Return the same network with costs that agree with the files at some widths."""
@@ -100,20 +67,7 @@ class PrunableNetwork:
 
     def pruned(self, widths: Widths) -> Network:
         """Return the network with these widths."""
-        form = self.factorization.form(self.reduced_ranks(widths))
-        return channel_groups.remove(form, self.channels, self.kept_channels(widths))
-
-    def reduced_ranks(self, widths: Widths) -> list[Rank]:
-        """Return the ranks that are lower at some widths."""
-        return [self.factorization.ranks[index] for index in sorted(self.costs.reduced_ranks(widths))]
-
-    def factorized_layers(self, widths: Widths) -> Mapping[str, Mapping[Side, tuple[int, int]]]:
-        """Return the ranks (of the whole layer, at some widths) by side of each layer that is in factors there."""
-        by_factor = {group.layers[0]: width for group, width in zip(self.groups, widths, strict=True)}
-        layers: dict[str, dict[Side, tuple[int, int]]] = {}
-        for rank in self.reduced_ranks(widths):
-            layers.setdefault(rank.layer, {})[rank.side] = rank.projection.rank, by_factor[rank.factor]
-        return layers
+        return channel_groups.remove(self.network, self.channels, self.kept_channels(widths))
 
     def pruned_layers(self, widths: Widths) -> Mapping[str, tuple[int, int]]:
         """Return the numbers of channels (before, after) of each layer that has fewer at some widths."""
@@ -133,7 +87,6 @@ def prepare(
     method: ImportanceMethod,
     samples: ImportanceSamples | None,
     progress: Progress = SILENT,
-    factorization: Factorization | None = None,
 ) -> PrunableNetwork:
     """Find the layer groups of a network, the importance of its channels, and its costs.
 
@@ -146,36 +99,22 @@ def prepare(
         method: how importance is measured.
         samples: the samples that `taylor` needs.
         progress: receives the number of samples that are done.
-        factorization: the network with the ranks that may be reduced; None: no layer is factorized.
 
     Raises:
         StageError: no channel can be removed, or importance is not a number.
     """
-    factorization = factorization or Factorization(network)
-    expanded = factorization.expanded
-    channels = channel_groups.find_groups(expanded)
-    scores = importance_scores(expanded, channels, method, samples, progress)
+    channels = channel_groups.find_groups(network)
+    scores = importance_scores(network, channels, method, samples, progress)
     if method == "taylor" and not scores.any():
         method = "batch_norm"
-        scores = importance_scores(expanded, channels, method, samples)
-    if method != "taylor":
-        scores = _with_energies(scores, channels, factorization)
+        scores = importance_scores(network, channels, method, samples)
     if not np.isfinite(scores).all():
         raise StageError(
             "the importance of some channels is NaN or infinite", hint="check the model's weights and data.preprocess"
         )
-    groups = layer_groups(expanded, channels, scores)
-    costs = Costs(factorization, channels, groups, target)
-    return PrunableNetwork(factorization, channels, groups, scores, method, costs)
-
-
-def _with_energies(scores: Scores, channels: ChannelGroups, factorization: Factorization) -> Scores:
-    """Return scores by weights with those of ranks by what they add to the outputs: their weights are normalized."""
-    scores = scores.copy()
-    for rank in factorization.ranks:
-        size = np.sqrt(rank.energy)
-        scores[channels.layouts[LayerOutput(rank.factor)]] = size / max(float(size.mean()), 1e-12)
-    return scores
+    groups = layer_groups(network, channels, scores)
+    costs = Costs(network, channels, groups, target)
+    return PrunableNetwork(network, channels, groups, scores, method, costs)
 
 
 def substitution(requested: ImportanceMethod, used: ImportanceMethod) -> str:

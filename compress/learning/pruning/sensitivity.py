@@ -93,7 +93,7 @@ class _MaskedPredictor:
     def __init__(self, prunable: PrunableNetwork, samples: ImportanceSamples) -> None:
         import tensorflow
 
-        model = gated_model(prunable.factorization.expanded, prunable.channels)
+        model = gated_model(prunable.network, prunable.channels)
         self._model = tensorflow.function(model, reduce_retracing=True)
         self._inputs = model.inputs[:-1]
         self._samples = samples

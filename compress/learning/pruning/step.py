@@ -10,12 +10,11 @@ from compress.learning.pruning.allocation import AllocationMethod
 from compress.learning.pruning.importance import ImportanceMethod
 from compress.learning.pruning.objective import CostChange
 from compress.learning.pruning.sensitivity import SensitivityCurve
-from compress.model.ir.passes.factorize import Side
 
 
 @dataclass(frozen=True)
 class LayerWidths:
-    """The number of channels of a layer, or its rank, before and after a step."""
+    """The number of channels of a layer before and after a step."""
 
     before: int
     after: int
@@ -30,9 +29,6 @@ class PruningStep:
         allocation: the method that chose the widths.
         cost: the costs before and after the step.
         layers: the layers that have fewer channels.
-        factorized: the layers that are in factors of lower rank: their ranks, whole and after the step, by side
-            (inputs, outputs; both are Tucker-2).
-        whole: the reason for each layer that could be factorized and is not; empty without `factorize`.
         unsupported: layers that kept all channels because their use of them is not known.
         done: whether no further step is needed.
         trials: by allocation method the validation accuracy after one epoch of training, where methods were compared.
@@ -48,8 +44,6 @@ class PruningStep:
     layers: Mapping[str, LayerWidths]
     unsupported: tuple[str, ...]
     done: bool
-    factorized: Mapping[str, Mapping[Side, LayerWidths]] = field(default_factory=dict)
-    whole: Mapping[str, str] = field(default_factory=dict)
     trials: Mapping[AllocationMethod, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityCurve, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -71,11 +65,6 @@ class PruningStep:
             "done": self.done,
             "warnings": list(self.warnings),
         }
-        if self.factorized or self.whole:
-            facts["factorized"] = {
-                name: {side: asdict(rank) for side, rank in sides.items()} for name, sides in self.factorized.items()
-            }
-            facts["whole"] = dict(self.whole)
         if self.trials:
             facts["trials"] = dict(self.trials)
         if self.sensitivity:

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.progress import SILENT, Progress
 from compress.data.rows import rows
 from compress.data.types import Data
 from compress.learning.quantization.activation_statistics import Statistics, collect
 from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.ranges import WITHOUT_HISTOGRAMS, select
-from compress.learning.quantization.synthetic_samples import MOST, synthesize
-from compress.learning.training import subset, subset_selection
+from compress.learning.training import subset
 from compress.learning.training.loop import head_of
 from compress.learning.training.subset import Indices
 from compress.model.ir.keras_graph import Network
@@ -34,8 +32,6 @@ class CalibrationSplit:
         select: how the calibration samples were chosen, one of `settings.Calibration`.
         available: samples of the training split.
         seconds: time that the choice took.
-        distances: of synthetic samples, the distance from the model's statistics before and after the synthesis; None
-            for real ones.
         are_rows: whether they are rows of a lookup that was cut off the model (`ir.passes.cut_lookup`).
     """
 
@@ -44,19 +40,14 @@ class CalibrationSplit:
     select: str
     available: int
     seconds: float
-    distances: tuple[float, float] | None = None
     are_rows: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts of a stage."""
         count = len(self.calibration)
         facts: dict[str, Any] = {"calibration_samples": count}
-        seconds = round(self.seconds, 1)
-        if self.distances is not None:
-            before, after = (float(f"{distance:.3g}") for distance in self.distances)
-            distances = {"distance_before": before, "distance_after": after}
-            facts["synthetic"] = {"samples": count, "held_out": len(self.held_out), "seconds": seconds, **distances}
-        elif self.select != "balanced":
+        if self.select != "balanced":
+            seconds = round(self.seconds, 1)
             facts["calibration"] = {"by": self.select, "samples": count, "of": self.available, "seconds": seconds}
         return facts
 
@@ -90,30 +81,6 @@ def split(
     return CalibrationSplit(
         rows(inputs, chosen), rows(inputs, rest if len(rest) else chosen), select, len(inputs), seconds
     )
-
-
-def without_data(
-    network: Network, like: NDArray[np.float32], count: int, held_out: int, seed: int, progress: Progress = SILENT
-) -> CalibrationSplit:
-    """Return synthetic samples, instead of real ones (`synthetic_samples`).
-
-    Args:
-        network: as it was trained, batch norms not folded.
-        like: samples [n, ...] with the shape and the range of values that the network takes; each input has its own.
-        count: number of calibration samples; at most MOST.
-        held_out: number of held-out samples; at most MOST.
-        seed: of random choices.
-        progress: receives the number of batches that are done.
-
-    Raises:
-        StageError: the network has no batch norm, none follows its input, or it takes integers.
-    """
-    began = time.monotonic()
-    count, held_out = min(count, MOST), min(held_out, MOST)
-    synthetic = synthesize(network, count + held_out, like, seed, progress)
-    seconds = time.monotonic() - began
-    samples = synthetic.samples[:count], synthetic.samples[count:]
-    return CalibrationSplit(*samples, "data_free", 0, seconds, (synthetic.initial_distance, synthetic.distance))
 
 
 def divided(
@@ -152,8 +119,8 @@ def _chosen(select: str, count: int, model: Any, data: Data, seed: int, specific
     if select == "hardness":
         targets = task_of(data).targets(data, "train")
         head = head_of(model, data, specification)
-        return subset.by_error(count, labels, subset_selection.errors(model, head, inputs, targets))
-    return subset.covering(count, labels, subset_selection.features(model, inputs))
+        return subset.by_error(count, labels, subset.errors(model, head, inputs, targets))
+    return subset.covering(count, labels, subset.features(model, inputs))
 
 
 def calibrate(network: Network, samples: NDArray[np.float32], method: str = "minmax") -> QuantizationPlan:

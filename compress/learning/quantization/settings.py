@@ -12,11 +12,10 @@ from compress.core.settings import Settings
 class Calibration(Settings):
     """The calibration samples."""
 
-    select: Literal["balanced", "random", "stratified", "hardness", "coverage", "data_free"] = "balanced"
+    select: Literal["balanced", "random", "stratified", "hardness", "coverage"] = "balanced"
     """balanced: the same number of each class where possible. random: at random. stratified: with the class proportions
     kept. hardness: the samples with the largest error of the float model. coverage: samples that are far from each
-    other in the input of its last layer. data_free: none of the data, but at most 64 synthetic samples that fit the
-    statistics of the model's batch norms; for a model without data."""
+    other in the input of its last layer."""
 
 
 class PostTrainingSettings(Settings):

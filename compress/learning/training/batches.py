@@ -18,7 +18,7 @@ from pydantic import Field
 from compress.core.errors import StageError
 from compress.core.settings import Settings
 from compress.data import rows
-from compress.learning.training import image_values, mixup
+from compress.learning.training import augmentation
 from compress.tasks import moved_images
 from compress.tasks.base import Change, Draws
 
@@ -141,8 +141,8 @@ def batches(
     _refuse_other_samples(augment, inputs.shape[1:])
     changes: list[Change | None] = [
         task_change or (_moving(augment) if augment.moves_pixels else None),
-        image_values.change(augment, image_values.value_range(inputs)) if augment.changes_values else None,
-        mixup.change(augment.mixup) if augment.mixup else None,
+        augmentation.value_changes(augment, augmentation.value_range(inputs)) if augment.changes_values else None,
+        augmentation.mixup(augment.mixup) if augment.mixup else None,
     ]
 
     def augmented(indices: Any, seeds: Any, size: Any, positions: Any) -> Any:

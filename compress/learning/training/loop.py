@@ -21,16 +21,13 @@ from compress.core.progress import Phase
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
 from compress.learning.context import Context
-from compress.learning.training import accumulation, memory_estimate, schedules, strategies, subset_selection
 from compress.learning.training import callbacks as monitoring
+from compress.learning.training import phases, schedules, strategies
 from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
+from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
-from compress.learning.training.collectives import Peers
-from compress.learning.training.loss_scale import LossScale
-from compress.learning.training.phases import BUILD, training_cost, validation_cost
-from compress.learning.training.step_times import TrainingTimer
-from compress.learning.training.subset import Part, Subset
+from compress.learning.training.subset import Part, Subset, chosen, fresh
 from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
@@ -230,96 +227,25 @@ def fit(
         StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
             samples cannot be mixed.
     """
+    # First, because proxies are trained with `fit` too, and draw random numbers: only then is the seed set.
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
-    library = keras(context.seed)
-    strategy = strategies.strategy(context.execution)
-    peers = Peers(strategy, strategies.workers(context.execution))
-    _refuse_mixed_rows(model, settings)
-    weighted = _mixed(_weighted(loss, settings, context.data), settings)
-    targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
-    strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
-    strategies.refuse_accumulation(settings.gradient_accumulation, strategy)
-    validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
-    steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    steps_per_execution = 1 if callbacks else _steps_per_execution(context.execution.steps_per_execution, steps)
-    task = task_of(context.data)
-    with peers.watched():
-        peers.agree(lambda: _what_is_trained(model, loss, settings, context, targets))
-        peers.share_weights(model)
-    with strategy.scope(), peers.watched():
-        is_copied = context.execution.strategy != "one"
-        worker = precision.lowered(model, settings.precision, copy=is_copied)
-        strategies.draw_apart(worker, strategy.num_replicas_in_sync)
-        unknown = rates.keys() - {variable.path for variable in worker.variables}
-        assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
-        trainer = peers.trainer(_trainer_class(library, worker, weighted, strategy.num_replicas_in_sync))()
-        optimizer = _optimizer(library, settings, steps, rates, strategy.num_replicas_in_sync)
-        trainer.compile(
-            optimizer,
-            metrics=["accuracy"] if task.counts_right else None,
-            jit_compile=False,
-            steps_per_execution=steps_per_execution,
-        )
-        stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
-        checkpoint = _checkpoint(trainer, optimizer, stopping, context)
-        first = checkpoint.restore(peers.from_chief(checkpoint.content())) if checkpoint else 0
-    notes = [
-        memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory()),
-        accumulation.note(settings.gradient_accumulation, steps * settings.epochs),
-    ]
-    for note in filter(None, notes):
-        context.progress.note(note)
-    scale = loss_scale(model, weighted, context.data.inputs("train"), targets["train"], context.seed)
-    if task.counts_right:
-        scale = scale.with_accuracy(targets["train"]["labels"])
-    epochs = monitoring.epochs_phase(settings.epochs, training_cost(context.data, settings.epochs), scale)
-    recalibration = Phase("batch norms", BUILD + 2 * validation_cost(context.data))
+    keras(context.seed)
+    training = _Training.of(model, loss, settings, context, steps_are_joined=not callbacks)
+    compiled = training.compiled(rates)
+    scale = training.loss_scale()
+    epochs = monitoring.epochs_phase(settings.epochs, phases.training_cost(context.data, settings.epochs), scale)
+    recalibration = Phase("batch norms", phases.BUILD + 2 * phases.validation_cost(context.data))
     context.progress.plan(epochs, recalibration)
-    if first:
-        context.progress.note(f"continues after epoch {first} of {settings.epochs}")
-    times = None if context.profile is None else TrainingTimer(context.profile, steps_per_execution)
-    optional_callbacks = [
-        times.callback() if times else None,
-        monitoring.reporting(library, context.progress, steps, settings.epochs, first),
-        library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
-        *peers.callbacks(worker),
-        stopping,
-        *(callback(worker) for callback in callbacks),
-        monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
-        checkpoint.callback() if checkpoint else None,
-    ]
-    augmentation = task.augmentation(settings.augment)
-    dataset = batches(
-        context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, peers.shares
-    )
-    validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
-    watched = peers.watched(lambda: checkpoint.saved if checkpoint else 0)
-    compiled = strategies.compiled(trainer, context.execution)
-    with context.progress.phase(epochs), watched, compiled, closing(times) if times else nullcontext():
-        history = trainer.fit(
-            peers.distributed(dataset),
-            epochs=settings.epochs,
-            initial_epoch=first,
-            steps_per_epoch=steps,
-            validation_data=peers.distributed(validation),
-            validation_batch_size=validation_batch,
-            validation_steps=None
-            if peers.shares is None
-            else -(-len(targets["validation"]["labels"]) // validation_batch),
-            shuffle=False,
-            verbose=0,
-            callbacks=[callback for callback in optional_callbacks if callback is not None],
-        ).history
-    if times is not None:
-        times.record(dataset, peers.shares.local if peers.shares else 1)
-    if worker is not model:
-        model.set_weights(worker.get_weights())
-    with context.progress.phase(recalibration):
+    training.show_notes(compiled.first)
+    with context.progress.phase(epochs):
+        history = training.run(compiled, callbacks)
+    if compiled.worker is not model:
+        model.set_weights(compiled.worker.get_weights())
+    with context.progress.phase(recalibration):  # the momentum of batch norms is too slow for a short training
         batch_norms = recalibrate_batch_norms(model, context)
-    best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
-    earlier = [_plain_row(row) for row in checkpoint.rows[:first]] if checkpoint else []
+    best = {} if compiled.stopping is None else {"best_epoch": compiled.stopping.best_epoch + 1}
     return {
-        "history": [*earlier, *rows(history)],
+        "history": history,
         "loss": {"name": scale.name, "guessing": scale.references.get("loss")},
         **best,
         **subset_facts,
@@ -327,21 +253,182 @@ def fit(
     }
 
 
-def _what_is_trained(
-    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[str, Mapping[str, Any]]
-) -> Facts:
-    """Return what must be equal on all workers of a training, by what it is."""
-    inputs = context.data.inputs("train")
-    looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
-    labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
-    identity = settings.model_dump(mode="json", exclude={"id"})
-    return {
-        "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
-        "the settings": [identity, context.seed, loss.name],
-        "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
-        "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
-        "the labels": [[*array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in labels],
-    }
+@dataclass(frozen=True)
+class _Compiled:
+    """A model that is ready to be trained.
+
+    Attributes:
+        worker: the model whose weights are trained: the model itself, or its copy in 16 bits or on several devices.
+        trainer: the Keras model around `worker` that has the loss.
+        stopping: the callback of early stopping, or None.
+        checkpoint: the state between epochs, or None.
+        first: the number of epochs that an interrupted training has completed.
+    """
+
+    worker: Any
+    trainer: Any
+    stopping: Any
+    checkpoint: Checkpoint | None
+    first: int
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The arguments of `fit`, and what follows from them.
+
+    Attributes:
+        model: the model.
+        loss: the loss with class weights, for mixed samples.
+        settings: the training settings.
+        context: data, seed, progress, devices.
+        devices: the devices.
+        targets: for train and validation the arrays that become fields of `Batch`.
+        steps: number of batches in an epoch.
+        joined_steps: number of batches in one call of the training function.
+    """
+
+    model: Any
+    loss: Loss
+    settings: TrainingSettings
+    context: Context
+    devices: strategies.Devices
+    targets: Mapping[Split, Mapping[str, NDArray[Any]]]
+    steps: int
+    joined_steps: int
+
+    @classmethod
+    def of(
+        cls, model: Any, loss: Loss, settings: TrainingSettings, context: Context, *, steps_are_joined: bool
+    ) -> _Training:
+        """Return a training after a check that samples can be mixed and divided among the devices.
+
+        Raises:
+            StageError: they cannot.
+        """
+        _refuse_mixed_rows(model, settings)
+        splits: tuple[Split, ...] = ("train", "validation")
+        targets = {split: _targets(context.data, loss, split) for split in splits}
+        count = len(targets["train"]["labels"])
+        devices = strategies.devices(context.execution)
+        devices.refuse(count, settings.batch_size, settings.gradient_accumulation)
+        steps = settings.batches_per_epoch(count)
+        joined_steps = _steps_per_execution(context.execution.steps_per_execution, steps) if steps_are_joined else 1
+        loss = _mixed(_weighted(loss, settings, context.data), settings)
+        return cls(model, loss, settings, context, devices, targets, steps, joined_steps)
+
+    def compiled(self, rates: Mapping[str, Rate]) -> _Compiled:
+        """Return the model with its optimizer, in the state in which an interrupted training stopped.
+
+        All variables are created in the scope of the strategy, which places them on every device. The checkpoint is
+        read after that, because it contains the variables of the optimizer too, and before workers compare what they
+        train, because all of them must continue after the same epoch.
+        """
+        library, settings, devices = keras(), self.settings, self.devices
+        counts_right = task_of(self.context.data).counts_right
+        with devices.strategy.scope(), devices.watched():
+            is_copied = self.context.execution.strategy != "one"
+            worker = precision.lowered(self.model, settings.precision, copy=is_copied)
+            unknown = rates.keys() - {variable.path for variable in worker.variables}
+            assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
+            trainer = devices.trainer(_trainer_class(library, worker, self.loss, devices.count))()
+            optimizer = _optimizer(library, settings, self.steps, rates, devices.count)
+            trainer.compile(
+                optimizer,
+                metrics=["accuracy"] if counts_right else None,
+                jit_compile=False,
+                steps_per_execution=self.joined_steps,
+            )
+            stopping = _stopping(library, settings, "val_accuracy" if counts_right else "val_loss")
+            checkpoint = _checkpoint(trainer, optimizer, stopping, self.context)
+            first = checkpoint.restore(checkpoint.content()) if checkpoint else 0
+            devices.start_together(lambda: self._what_is_trained(first), worker.variables)
+        return _Compiled(worker, trainer, stopping, checkpoint, first)
+
+    def loss_scale(self) -> LossScale:
+        """Return the scale of the loss, with the accuracy of guessing if there are classes."""
+        inputs, targets = self.context.data.inputs("train"), self.targets["train"]
+        scale = loss_scale(self.model, self.loss, inputs, targets, self.context.seed)
+        return scale.with_accuracy(targets["labels"]) if task_of(self.context.data).counts_right else scale
+
+    def show_notes(self, first: int) -> None:
+        """Tell the user about memory, left-over batches, and the epoch after which the training continues."""
+        settings = self.settings
+        memory_needed = phases.memory_estimate(self.model, self.context.data.inputs("train"))
+        notes = [
+            memory_needed.note(settings.batch_size, memory.memory()),
+            schedules.accumulation_note(settings.gradient_accumulation, self.steps * settings.epochs),
+            f"continues after epoch {first} of {settings.epochs}" if first else None,
+        ]
+        for note in filter(None, notes):
+            self.context.progress.note(note)
+
+    def run(self, compiled: _Compiled, callbacks: Sequence[Callable[[Any], Any]]) -> list[dict[str, float | None]]:
+        """Train all epochs that are left; return the history with the epochs before an interruption."""
+        context, settings, devices, first = self.context, self.settings, self.devices, compiled.first
+        times = None if context.profile is None else monitoring.TrainingTimer(context.profile, self.joined_steps)
+        augmentation = task_of(context.data).augmentation(settings.augment)
+        inputs, targets = context.data.inputs("train"), self.targets["train"]
+        dataset = batches(inputs, targets, settings, context.seed, first, augmentation, devices.shares)
+        count = len(self.targets["validation"]["labels"])
+        size = validation_batch_size(count, devices.count)
+        held_out_samples = held_out(context.data.inputs("validation"), self.targets["validation"], size, devices.shares)
+        timed = closing(times) if times else nullcontext()
+        with devices.watched(), strategies.compiled(compiled.trainer, context.execution), timed:
+            history = compiled.trainer.fit(
+                devices.distributed(dataset),
+                epochs=settings.epochs,
+                initial_epoch=first,
+                steps_per_epoch=self.steps,
+                validation_data=devices.distributed(held_out_samples),
+                validation_batch_size=size,
+                validation_steps=None if devices.shares is None else -(-count // size),  # shares are endless
+                shuffle=False,  # `batches` has the order, which depends on seed and epoch alone
+                verbose=0,
+                callbacks=self._callbacks(compiled, callbacks, times),
+            ).history
+        if times is not None:
+            times.record(dataset, devices.shares.local if devices.shares else 1)
+        earlier = [_plain_row(row) for row in compiled.checkpoint.rows[:first]] if compiled.checkpoint else []
+        return [*earlier, *rows(history)]
+
+    def _callbacks(
+        self,
+        compiled: _Compiled,
+        callbacks: Sequence[Callable[[Any], Any]],
+        times: monitoring.TrainingTimer | None,
+    ) -> list[Any]:
+        """Return Keras' callbacks, in the order in which Keras calls them.
+
+        Steps are timed first, without the time of the other callbacks. A loss that is not finite ends the training
+        before it gets into weights that are kept. Averages of weights and of the statistics of devices are in place
+        before early stopping copies the weights. The checkpoint is last: moving averages are swapped back before.
+        """
+        context, library, first = self.context, keras(), compiled.first
+        writes = not self.devices.worker  # of several workers, only the chief
+        optional = [
+            times.callback() if times else None,
+            monitoring.reporting(library, context.progress, self.steps, self.settings.epochs, first),
+            library.callbacks.SwapEMAWeights(swap_on_epoch=True) if self.settings.ema is not None else None,
+            *self.devices.callbacks(compiled.worker),
+            compiled.stopping,
+            *(callback(compiled.worker) for callback in callbacks),
+            monitoring.tensorboard(context.logs, first) if self.settings.tensorboard and context.logs else None,
+            compiled.checkpoint.callback() if compiled.checkpoint and writes else None,
+        ]
+        return [callback for callback in optional if callback is not None]
+
+    def _what_is_trained(self, first: int) -> list[Any]:
+        """Return what must be equal on all workers of a training; `first` is the number of epochs in the checkpoint."""
+        inputs, settings = self.context.data.inputs("train"), self.settings
+        looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
+        arrays = [rows_of(inputs, looked_at), *(targets["labels"] for targets in self.targets.values())]
+        identity = settings.model_dump(mode="json", exclude={"id"})
+        return [
+            [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
+            [identity, self.context.seed, self.loss.name, len(inputs), first],
+            [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in self.model.weights],
+            [[*array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()] for array in arrays],
+        ]
 
 
 def loss_scale(
@@ -396,11 +483,11 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     )
 
     def train_proxy(number: int) -> Any:
-        proxy = subset_selection.fresh(model, context.seed + 1 + number)
+        proxy = fresh(model, context.seed + 1 + number)
         fit(proxy, label_loss(head), proxy_settings, replace(proxy_context, seed=context.seed + 1 + number))
         return proxy
 
-    indices, facts = subset_selection.chosen(subset, head, model, train_proxy, context)
+    indices, facts = chosen(subset, head, model, train_proxy, context)
     soft_targets = dict(loss.soft_targets)
     if "train" in soft_targets:
         soft_targets["train"] = soft_targets["train"][indices]
@@ -442,7 +529,7 @@ def _optimizer(
     With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
     """
     total = batches * settings.epochs
-    accumulated = accumulation.batches_per_update(settings.gradient_accumulation, total)
+    accumulated = schedules.batches_per_update(settings.gradient_accumulation, total)
     schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
     several = accumulated if accumulated > 1 else None

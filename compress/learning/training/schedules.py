@@ -1,4 +1,4 @@
-"""Learning rate schedules: an optional warmup from 0, then a decay."""
+"""The updates of the weights: learning rate schedules, and the batches of an update (gradient accumulation)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import cache
 from math import pi
 from typing import Any, Literal
 
+from compress.core.errors import StageError
 from compress.model.ir.tensorflow import keras
 
 Name = Literal["cosine", "linear", "steps", "constant"]
@@ -55,3 +56,47 @@ def _schedule() -> Any:
             return {"name": self.name, "highest": self.highest, "steps": self.steps, "warmup": self.warmup}
 
     return Schedule
+
+
+LARGEST_REST = 0.1
+"""Part of the batches of a training that may be left over."""
+
+
+def batches_per_update(setting: int, total: int) -> int:
+    """Return the number of batches in each update. Batches that are too few for an update change no weight.
+
+    It is that of the setting, unless too many batches would be left over. Then it is the number that leaves the fewest,
+    at least half of the setting.
+
+    Args:
+        setting: the setting `gradient_accumulation`.
+        total: number of batches of the training.
+
+    Raises:
+        StageError: the training has fewer batches than one update.
+    """
+    if total < setting:
+        raise StageError(
+            f"gradient_accumulation: {setting} batches make one update, but the whole training "
+            f"has only {total} batches: no weight would change",
+            allowed=f"up to {total}",
+            hint="lower it, or train for more epochs",
+        )
+    if total % setting <= LARGEST_REST * total:
+        return setting
+    return min(range(setting, (setting + 1) // 2 - 1, -1), key=lambda count: total % count)
+
+
+def accumulation_note(setting: int, total: int) -> str | None:
+    """Return what to tell the user if another number than that of the setting is used, or many batches are left over.
+
+    Args:
+        setting: the setting `gradient_accumulation`.
+        total: number of batches of the training.
+    """
+    count = batches_per_update(setting, total)
+    lowered = "" if count == setting else f"{count} batches instead of {setting} make an update, to leave over fewer"
+    rest = total % count
+    lost = f"the last {rest} of {total} batches change no weight" if rest > LARGEST_REST * total else ""
+    text = "; ".join(filter(None, (lowered, lost)))
+    return f"gradient_accumulation: {text}" if text else None

@@ -4,99 +4,287 @@ Rules, for every strategy: `batch_size` is that of all devices together, so the 
 stay the same. Shuffling and augmentation are drawn for the whole batch before it is divided. Batch norms use the
 statistics of the part of the batch on their device, and before every validation their moving averages become the mean
 of all devices; the same holds for the ranges of quantization-aware training.
+
+The environment variable TF_CONFIG has the addresses of workers: https://www.tensorflow.org/guide/distributed_training.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from compress.core.errors import StageError, cause_of
+from compress.core.errors import PipelineError, StageError, cause_of
 from compress.core.execution import Execution
+from compress.core.files import digest_of
 from compress.core.resources import manual
-from compress.learning.training.cluster import WorkerCluster, from_environment, wait_for_all
+from compress.learning.training.batches import Shares
 from compress.model.ir.tensorflow import keras
 
+VARIABLE = "TF_CONFIG"
+EXAMPLE = '{"cluster": {"worker": ["host-a:2222", "host-b:2222"]}, "task": {"type": "worker", "index": 0}}'
 
-def strategy(execution: Execution) -> Any:
-    """Return the `tf.distribute.Strategy`; for one device that of TensorFlow, which changes nothing.
+
+def worker(execution: Execution) -> int | None:
+    """Return the index of this process among the workers of `multi_worker`; None for other strategies.
+
+    Worker 0, the chief, writes the results. TensorFlow itself trains alone, without a message, if TF_CONFIG is missing.
+
+    Raises:
+        PipelineError: TF_CONFIG is missing or does not describe workers.
+    """
+    if execution.strategy != "multi_worker":
+        return None
+    try:
+        content = json.loads(os.environ.get(VARIABLE) or "null")
+        roles, task = content["cluster"], content["task"]
+        addresses, index = roles["worker"], task["index"]
+        has_addresses = len({*addresses}) == len(addresses) > 1 and all(":" in address for address in addresses)
+        if list(roles) == ["worker"] and task["type"] == "worker" and has_addresses and index in range(len(addresses)):
+            return int(index)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise PipelineError(
+        "strategy: multi_worker needs the addresses of two or more workers and the index of this one in the "
+        f"environment variable {VARIABLE}",
+        where=VARIABLE,
+        allowed=EXAMPLE,
+        hint="set the variable on every machine, with the index of that machine",
+    )
+
+
+@functools.cache
+def strategy(name: str) -> Any:
+    """Return the `tf.distribute.Strategy` with a name of `Execution.strategy`; for "one" the strategy of TensorFlow.
+
+    The first call for `multi_worker` has to be the first use of TensorFlow in this process; it waits for the others.
 
     Raises:
         StageError: this machine does not have the devices.
     """
-    return _strategy(execution.strategy)
+    keras()  # sets the environment before TensorFlow is imported
+    import tensorflow
 
-
-def workers(execution: Execution) -> WorkerCluster | None:
-    """Return the workers of `strategy: multi_worker`; None for the strategies of one process.
-
-    Raises:
-        PipelineError: TF_CONFIG is missing or invalid.
-    """
-    return from_environment(os.environ) if execution.strategy == "multi_worker" else None
-
-
-def join(execution: Execution, waiting: Callable[[str], None]) -> None:
-    """Start TensorFlow's server for the other workers, and wait for them.
-
-    It has to be the first use of TensorFlow in this process.
-
-    Args:
-        execution: how training runs; nothing is done for the strategies of one process.
-        waiting: receives a line for the user.
-
-    Raises:
-        StageError: a worker has not started in time, or the port is in use.
-    """
-    cluster = workers(execution)
-    if cluster is not None:
-        wait_for_all(cluster, waiting)
-        strategy(execution)
-
-
-def refuse_batches(samples: int, batch_size: int, strategy: Any) -> None:
-    """Refuse batches that cannot be divided among the devices: each needs samples, for its batch norms.
-
-    Args:
-        samples: number of training samples.
-        batch_size: number of samples in a batch; the last one of an epoch may be smaller.
-        strategy: the strategy.
-
-    Raises:
-        StageError: they cannot be divided.
-    """
-    count = strategy.num_replicas_in_sync
-    if batch_size % count:
+    if name == "one":
+        return tensorflow.distribute.get_strategy()
+    if name == "tpu":
+        return _tpu(tensorflow)
+    if name == "multi_worker":
+        return tensorflow.distribute.MultiWorkerMirroredStrategy()
+    devices = tensorflow.config.list_logical_devices("GPU") or tensorflow.config.list_logical_devices("CPU")
+    if len(devices) < 2:
         raise StageError(
-            f"batch_size: {batch_size} samples cannot be divided equally among {count} devices",
-            allowed=f"multiples of {count}, such as {-(-batch_size // count) * count}",
+            f"strategy: mirrored needs several devices, and TensorFlow finds only {devices[0].name}",
+            allowed="one",
+            hint="TensorFlow sees the GPUs in the environment variable CUDA_VISIBLE_DEVICES, such as 0,1",
         )
-    last = samples % batch_size
-    if 0 < last < count:
+    return tensorflow.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def _tpu(tensorflow: Any) -> Any:
+    try:
+        resolver = tensorflow.distribute.cluster_resolver.TPUClusterResolver()
+        tensorflow.config.experimental_connect_to_cluster(resolver)
+        tensorflow.tpu.experimental.initialize_tpu_system(resolver)
+        return tensorflow.distribute.TPUStrategy(resolver)
+    except (ValueError, tensorflow.errors.OpError) as error:
         raise StageError(
-            f"batch_size: the last of {-(-samples // batch_size)} batches has {last} samples for {count} devices",
-            allowed=f"sizes that leave no batch with fewer than {count} of {samples} samples",
-        )
+            f"strategy: tpu found no TPU: {cause_of(error)}",
+            allowed="one, mirrored",
+            hint=f"run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: {manual('training.md')}",
+        ) from error
 
 
-def refuse_accumulation(batches: int, strategy: Any) -> None:
-    """Refuse gradients of several batches on several devices: Keras cannot exchange gradients inside a condition.
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a training, as one process sees them.
+
+    Attributes:
+        strategy: the `tf.distribute.Strategy`.
+        worker: the index of this process among several workers; None: this process is alone.
+    """
+
+    strategy: Any
+    worker: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of devices of all workers."""
+        return int(self.strategy.num_replicas_in_sync)
+
+    @property
+    def shares(self) -> Shares | None:
+        """The part of every batch that this process reads, a share for each of its devices; None for one device alone.
+
+        TensorFlow's own division of a batch can leave devices without samples: 5 samples as 2, 2, 1 and 0.
+        """
+        if self.count == 1:
+            return None
+        local_count = self.count if self.worker is None else len(self.strategy.extended.worker_devices)
+        return Shares((self.worker or 0) * local_count, local_count, self.count)
+
+    def distributed(self, dataset: Any) -> Any:
+        """Return a data set of the shares of this process for `fit`."""
+        if self.shares is None:
+            return dataset
+        return self.strategy.distribute_datasets_from_function(lambda context: dataset)
+
+    def refuse(self, samples: int, batch_size: int, accumulated: int) -> None:
+        """Refuse batches that cannot be divided among the devices, each of which needs samples for its batch norms.
+
+        Args:
+            samples: number of training samples.
+            batch_size: number of samples in a batch; the last one of an epoch may be smaller.
+            accumulated: number of batches whose gradients are averaged for one update.
+
+        Raises:
+            StageError: they cannot be divided.
+        """
+        count = self.count
+        if batch_size % count:
+            raise StageError(
+                f"batch_size: {batch_size} samples cannot be divided equally among {count} devices",
+                allowed=f"multiples of {count}, such as {-(-batch_size // count) * count}",
+            )
+        last = samples % batch_size
+        if 0 < last < count:
+            raise StageError(
+                f"batch_size: the last of {-(-samples // batch_size)} batches has {last} samples for {count} devices",
+                allowed=f"sizes that leave no batch with fewer than {count} of {samples} samples",
+            )
+        if accumulated > 1 and count > 1:  # Keras cannot exchange gradients inside a condition
+            raise StageError(
+                f"gradient_accumulation: {accumulated} batches cannot be accumulated on several devices",
+                allowed="1",
+                hint="raise batch_size: each device has a part of the batch",
+            )
+
+    def start_together(self, what_is_trained: Callable[[], Any], variables: Sequence[Any]) -> None:
+        """Check that all workers train the same, and set the weights to the mean of theirs, which differ by rounding.
+
+        Otherwise workers would exchange gradients of different models without a message.
+
+        Args:
+            what_is_trained: returns JSON values that must be equal on all workers.
+            variables: the weights.
+
+        Raises:
+            StageError: the values differ.
+        """
+        if self.worker is None:
+            return
+        number = float(int(digest_of(what_is_trained())[:10], 16))  # 40 bits: the sum of 8,000 equal ones is exact
+        (mean,) = self._means(lambda: [np.float64(number)])
+        if mean != number:
+            raise StageError(
+                "the workers do not train the same: their settings, versions, layers, samples or checkpoints differ",
+                hint="use the same files, versions, command and --out on all machines",
+            )
+        self.average(variables)
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Set variables to their means over all devices; 64-bit sums leave equal values as they are.
+
+        Keras updates the statistics of batch norms, and other variables that are assigned in a step, on each device
+        alone, and reads those of the first device.
+        """
+        floats = [variable for variable in variables if "float" in variable.dtype]
+        if self.count == 1 or not floats:
+            return
+        for variable, mean in zip(floats, self._means(lambda: [each.value for each in floats]), strict=True):
+            variable.assign(mean.astype(variable.dtype))
+
+    def _means(self, values: Callable[[], Sequence[Any]]) -> list[Any]:
+        """Return the means of arrays over all devices; `values` returns the arrays of the device that calls it."""
+        import tensorflow
+
+        def means() -> Any:
+            local = [tensorflow.cast(value, "float64") for value in values()]
+            return tensorflow.distribute.get_replica_context().all_reduce("MEAN", local)
+
+        run = tensorflow.function(lambda: self.strategy.run(means), autograph=False)
+        return [self.strategy.experimental_local_results(mean)[0].numpy() for mean in run()]
+
+    def callbacks(self, model: Any) -> list[Any]:
+        """Return the callback that averages what is measured on each device, before every validation."""
+        average = self.average
+
+        class Average(keras().callbacks.Callback):  # type: ignore[misc]
+            def on_test_begin(self, logs: Any = None) -> None:
+                del logs
+                average(model.non_trainable_variables)
+
+        return [] if self.count == 1 else [Average()]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Convert TensorFlow's error for a lost worker to one of ours.
+
+        Raises:
+            StageError: a worker was lost.
+        """
+        import tensorflow
+
+        errors = tensorflow.errors
+        lost = (errors.UnavailableError, errors.AbortedError, errors.DeadlineExceededError)
+        try:
+            yield
+        except (*lost, errors.FailedPreconditionError) as error:
+            if self.worker is None:
+                raise
+            raise StageError(
+                f"another worker was lost: {cause_of(error)}",
+                hint="run the same command on all workers: the training continues after its last checkpoint",
+            ) from error
+
+    def trainer(self, kind: type[Any]) -> type[Any]:
+        """Return a class of trainers that works with several workers.
+
+        Keras 3.15 does not (https://github.com/keras-team/keras/issues/20585): it looks for the shape of a batch in the
+        sum of those of all workers, and takes the mean of a step's results over their first axis, which they lack.
+        """
+        if self.worker is None:
+            return kind
+        strategy = self.strategy
+
+        class WorkerTrainer(kind):  # type: ignore[misc]
+            has_shapes = False
+
+            def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+                if self.has_shapes:
+                    return
+                self.has_shapes = True
+                batch = data_batch if iterator is None else next(next(iter(iterator))[2])
+                local_batch = keras().tree.map_structure(
+                    lambda value: strategy.experimental_local_results(value)[0], batch
+                )
+                with strategy.scope():
+                    self._symbolic_build(data_batch=local_batch)
+
+            def train_step(self, data: Any) -> Any:
+                return {name: value[None] for name, value in super().train_step(data).items()}
+
+            def test_step(self, data: Any) -> Any:
+                return {name: value[None] for name, value in super().test_step(data).items()}
+
+        return WorkerTrainer
+
+
+def devices(execution: Execution) -> Devices:
+    """Return the devices of a training.
 
     Raises:
-        StageError: there are several devices.
+        PipelineError: TF_CONFIG is missing or does not describe workers.
+        StageError: this machine does not have the devices.
     """
-    if batches > 1 and strategy.num_replicas_in_sync > 1:
-        raise StageError(
-            f"gradient_accumulation: {batches} batches cannot be accumulated on several devices",
-            allowed="1",
-            hint="raise batch_size: each device has a part of the batch",
-        )
+    return Devices(strategy(execution.strategy), worker(execution))
 
 
 def share_of_mean(losses: Any) -> Any:
@@ -140,32 +328,6 @@ def loss_scaled(optimizer: Any, replicas: int) -> Any:
     return SharedLossScale(optimizer)
 
 
-def draw_apart(model: Any, replicas: int) -> None:
-    """Let the layers of a model draw other random numbers on each device, such as the masks of dropout.
-
-    The states of Keras' generators stay the same on all devices, so checkpoints do not depend on their number.
-
-    Args:
-        model: a Keras model that is trained on the devices.
-        replicas: number of devices; one device draws as without this function.
-    """
-    if replicas == 1:
-        return
-    for layer in model._flatten_layers():
-        for generator in layer._seed_generators:
-            generator.next = functools.partial(_device_seed, generator.next)
-
-
-def _device_seed(draw: Callable[[bool], Any], ordered: bool = True) -> Any:
-    """Return the next seed of a generator for this device."""
-    import tensorflow
-
-    seed = draw(ordered)
-    device = tensorflow.distribute.get_replica_context()  # None while Keras looks for the shapes of a model
-    number = 0 if device is None else device.replica_id_in_sync_group
-    return tensorflow.random.experimental.stateless_fold_in(seed, number)
-
-
 @contextmanager
 def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
     """Let XLA compile the steps of a trainer on one device, if `jit_compile` is set.
@@ -192,38 +354,3 @@ def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
         operation = f"the operation {match[1]}" if match else "the training step"
         hint = "remove execution.jit_compile"
         raise StageError(f"XLA cannot compile {operation} of this training", hint=hint) from error
-
-
-@functools.cache
-def _strategy(name: str) -> Any:
-    keras()  # sets the environment before TensorFlow is imported
-    import tensorflow
-
-    if name == "one":
-        return tensorflow.distribute.get_strategy()
-    if name == "tpu":
-        return _tpu(tensorflow)
-    if name == "multi_worker":
-        return tensorflow.distribute.MultiWorkerMirroredStrategy()
-    devices = tensorflow.config.list_logical_devices("GPU") or tensorflow.config.list_logical_devices("CPU")
-    if len(devices) < 2:
-        raise StageError(
-            f"strategy: mirrored needs several devices, and TensorFlow finds only {devices[0].name}",
-            allowed="one",
-            hint="TensorFlow sees the GPUs in the environment variable CUDA_VISIBLE_DEVICES, such as 0,1",
-        )
-    return tensorflow.distribute.MirroredStrategy([device.name for device in devices])
-
-
-def _tpu(tensorflow: Any) -> Any:
-    try:
-        resolver = tensorflow.distribute.cluster_resolver.TPUClusterResolver()
-        tensorflow.config.experimental_connect_to_cluster(resolver)
-        tensorflow.tpu.experimental.initialize_tpu_system(resolver)
-        return tensorflow.distribute.TPUStrategy(resolver)
-    except (ValueError, tensorflow.errors.OpError) as error:
-        raise StageError(
-            f"strategy: tpu found no TPU: {cause_of(error)}",
-            allowed="one, mirrored",
-            hint=f"run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: {manual('training.md')}",
-        ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,10 @@ from compress.core.measurement import Metric
 from compress.core.suggestions import listing
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
-from compress.pipeline.search.early_stop import reason_to_stop
 from compress.pipeline.search.goals import Goals, Limit, is_cost
 from compress.pipeline.search.recommendation import budget_limits, judged_budget, limitable
 from compress.pipeline.search.trial import models_of
-from compress.pipeline.search.worker import WorkerProcess, WorkRequest
+from compress.pipeline.search.worker import WorkerProcess, WorkRequest, trial_record
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
 from compress.report.wording import number, seconds
@@ -250,17 +249,8 @@ def _measured(
     A recipe whose predicted costs exceed the budget is not trained.
     """
     costs = tuple(limit for limit in budget_limits((), budget, metric) if is_cost(limit.metric))
-    goals = Goals((metric,), costs, "", metric)
-    result = worker.run(request, lambda state: reason_to_stop(state, goals, ()))
-    measured = result.get("done") or result
-    record = TrialRecord(
-        0,
-        "complete" if "done" in result else "stopped" if "stopped" in result else "failed",
-        values=measured.get("values", {}),
-        original=measured.get("original"),
-        predicted=measured.get("predicted", {}),
-        reason=result.get("failed") or result.get("stopped") or "",
-    )
+    result = worker.run(replace(request, goals=Goals((metric,), costs, "", metric)))
+    record = trial_record(0, {}, result, 0.0)
     return record, budget_limits([record], budget, metric) if record.status == "complete" else [*costs]
 
 

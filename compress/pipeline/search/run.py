@@ -1,41 +1,44 @@
-"""A search from its pipeline file to its front: ask for a trial, run it, tell its result, and so on."""
+"""A search from its pipeline file to its front: trials until there are enough, then the complete runs of the front."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compress.core.artifact import MODEL_TFLITE
-from compress.core.errors import CorallineError, PipelineError, StageError, StoreError
+from compress.core.errors import PipelineError, StageError, StoreError
 from compress.core.files import digest_of, explain, write_atomically
 from compress.core.measurement import Measurement
 from compress.core.resources import manual
 from compress.core.version import __version__
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
-from compress.pipeline.search.early_stop import TrialProgress, expected, reason_to_stop
+from compress.pipeline.search.early_stop import expected
 from compress.pipeline.search.goals import Goals, front, read_goals
 from compress.pipeline.search.recommendation import Recommendation, judged_budget, recommend, to_complete
 from compress.pipeline.search.space import Choices, Dimension, Space, read_space
-from compress.pipeline.search.storage import Show
-from compress.pipeline.search.study import SearchStudy
+from compress.pipeline.search.study import SearchStudy, sampler_name
 from compress.pipeline.search.trial import models_of
-from compress.pipeline.search.worker import WorkerProcess, WorkKind, WorkRequest
+from compress.pipeline.search.worker import WorkerProcess, WorkKind, WorkRequest, trial_record
 from compress.pipeline.yaml_file import read
 from compress.report import search_page
 from compress.report.json_values import decode
-from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord, TrialStatus
+from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord
 from compress.report.wording import count, number, seconds
 from compress.tasks import task_of
 
+Show = Callable[[str], None]
+"""Shows one line to the user."""
 FOLDER = "search"
 """The folder of a search, in that of the runs of its pipeline."""
 RECORD_FILE = "search.json"
+DATABASE = "search.db"
+"""The SQLite file with the trials of a search on one machine, in its folder."""
 MAX_NAME = 64
 FIRST_FAILURES = 5
 """A search ends if so many trials of one command fail before another one works."""
@@ -74,24 +77,27 @@ class SearchPlan:
         """Return the folder of the search, in that of the results."""
         return out / self.pipeline.head.name / FOLDER
 
-    def study(
-        self,
-        out: Path,
-        storage: str | None = None,
-        kind: type[SearchStudy] = SearchStudy,
-        show: Show = lambda text: None,
-    ) -> SearchStudy:
+    def study(self, out: Path, storage: str | None = None, *, joins: bool = False) -> SearchStudy:
         """Return the trials of this search, those of earlier commands included.
 
         Args:
             out: the folder for results.
-            storage: the URL of a database for the trials; None for a journal file in the folder of the search.
-            kind: how trials are chosen.
-            show: shows one line, when the database is away.
+            storage: the URL of a database for the trials; None for a SQLite file in the folder of the search.
+            joins: whether another process creates the search.
+
+        Raises:
+            PipelineError: Optuna is not installed, or the database cannot be used.
+            StoreError: the folder cannot be written.
         """
+        if storage is None:
+            folder = self.folder(out).resolve()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise explain(error, "the folder of the search cannot be written", folder) from error
+            storage = f"sqlite:///{folder / DATABASE}"
         head = self.pipeline.head
-        location = self.folder(out) if storage is None else storage
-        return kind(self.space, self.goals, head.name, self.identity(), head.seed, location, show)
+        return SearchStudy(self.space, self.goals, head.name, self.identity(), head.seed, storage, joins=joins)
 
     def identity(self) -> dict[str, Any]:
         """Return what the values of trials depend on, with the contents of files instead of their paths."""
@@ -166,6 +172,8 @@ class SettingsSearch:
         self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
         self._joins, self._waiting, self._trials_run = joins, False, 0
         self.folder = plan.folder(out)
+        self._budget: dict[str, float] = plan.pipeline.head.budget.model_dump(exclude_none=True)
+        self._metric = task_of(plan.pipeline.data).metrics[0]
         self._notes: list[str] = []
         self._points: dict[int, FrontPoint] = {}  # complete runs of this command, by the number of the trial
         self._ending = ""  # why there is nothing new to try now
@@ -194,19 +202,14 @@ class SettingsSearch:
             self._worker.close()
             self._study.close()
 
-    def _to_complete(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that get a complete run."""
-        return to_complete(records, self._plan.goals, self._budget(), task_of(self._plan.pipeline.data).metrics[0])
-
-    def _budget(self) -> dict[str, float]:
-        budget: dict[str, float] = self._plan.pipeline.head.budget.model_dump(exclude_none=True)
-        return budget
-
     def _write_so_far(self) -> None:
         """Write what is known after an interruption or an error, complete runs of earlier commands included."""
         records = self._study.records()
         known = self._earlier_points(records) | self._points
-        points = [known.get(trial.number, FrontPoint(trial.number, "")) for trial in self._to_complete(records)]
+        points = [
+            known.get(trial.number, FrontPoint(trial.number, ""))
+            for trial in to_complete(records, self._plan.goals, self._budget, self._metric)
+        ]
         self._written(records, points, "interrupted")
 
     def _earlier_points(self, records: Sequence[TrialRecord]) -> dict[int, FrontPoint]:
@@ -222,7 +225,7 @@ class SettingsSearch:
         """Run the front completely, again while another process completes trials, and write the result."""
         while True:
             records = self._study.records()
-            trials = self._to_complete(records)
+            trials = to_complete(records, self._plan.goals, self._budget, self._metric)
             self._notes = [self._ending] if self._ending else []
             points = []
             for position, trial in enumerate(trials, 1):
@@ -250,30 +253,19 @@ class SettingsSearch:
 
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
-        records, taken_over, has_waiting = self._study.look()
-        if taken_over:
-            self._show(f"{count(taken_over, 'trial')} of a search that ended will be tried again")
-        self._ending = "" if has_waiting else self._why_exhausted(records)
+        records = self._study.records()
+        self._ending = "" if self._study.has_waiting() else self._why_exhausted(records)
         counted = [record for record in records if record.status in COUNTED]
         if self._ending or len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])
-        trial, values = self._study.ask()
-        same = next((record for record in counted if record.settings == values), None)
-        if same is not None:
-            again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
-            self._study.tell(trial, again)
+        title = f"({len(counted) + 1} of {self._plan.trials})"
+        record = self._study.run_trial(lambda number, values: self._tried(number, values, title))
+        if record is None:
+            self._show("another process took a trial of this one for dead, and runs the trial again")
             return True
-        title = f"trial {trial.number} ({len(counted) + 1} of {self._plan.trials})"
-        try:
-            with self._study.leased(trial):
-                record = self._tried(trial.number, values, title, records)
-        except (KeyboardInterrupt, CorallineError) as error:
-            reason = str(error) or "interrupted with Ctrl-C"
-            self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason=reason))
-            raise
-        if not self._study.tell(trial, record):
-            self._show(f"{title}: another process had taken it over; the result of this one is not used")
+        if record.status == "repeated":
             return True
+        title = f"trial {record.number} {title}"
         self._trials_run += 1
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
         self._refuse_failing(record)
@@ -283,6 +275,7 @@ class SettingsSearch:
         """Wait a moment for the trials of other processes; return False if there is nothing to wait for."""
         if not running or self._joins:
             return False
+        self._study.release_dead()
         if not self._waiting:
             self._show(f"waiting for {count(len(running), 'trial')} of other processes")
             self._waiting = True
@@ -309,34 +302,23 @@ class SettingsSearch:
         reason = "all combinations were tried" if all_tried else f"{MAX_REPEATED} choices in a row were known"
         return f"The search ended after {count(len(distinct), 'trial')}: {reason}."
 
-    def _tried(self, trial: int, values: dict[str, Any], title: str, records: Sequence[TrialRecord]) -> TrialRecord:
-        """Run a trial, and return its record."""
+    def _tried(self, trial: int, values: dict[str, Any], title: str) -> TrialRecord:
+        """Run a trial, and return its record; for settings that were tried before, the record of that trial."""
+        # Not the records from before `optimize`, which may have marked the trial of a dead process as failed.
+        others = [record for record in self._study.records() if record.number != trial]
+        same = next((record for record in others if record.status in COUNTED and record.settings == values), None)
+        if same is not None:
+            return replace(same, number=trial, status="repeated", seconds=0, reason=f"as trial {same.number}")
         started = time.monotonic()
-
-        def judge(state: TrialProgress) -> str:
-            return reason_to_stop(state, self._plan.goals, records)
-
-        result = self._worker.run(self._request("trial", trial, values, title), judge)
-        measured = result.get("done") or result
-        status: TrialStatus = "failed" if "failed" in result else "stopped" if "stopped" in result else "complete"
-        record = TrialRecord(
-            trial,
-            status,
-            values,
-            measured.get("values", {}),
-            measured.get("stages", {}),
-            measured.get("original"),
-            measured.get("predicted", {}),
-            reason=result.get("failed") or result.get("stopped") or measured.get("unknown", ""),
-            seconds=round(time.monotonic() - started, 3),
-        )
-        if status == "complete":
-            return replace(record, excess=self._plan.goals.excess(record.values))
-        if status == "stopped":
-            known = expected(record, self._plan.goals, records)
-            excess = {
-                limit.name: limit.excess(known) for limit in self._plan.goals.limits if limit.metric.name in known
-            }
+        goals = self._plan.goals
+        request = self._request("trial", trial, values, f"trial {trial} {title}")
+        result = self._worker.run(replace(request, goals=goals, seen=tuple(others)))
+        record = trial_record(trial, values, result, time.monotonic() - started)
+        if record.status == "complete":
+            return replace(record, excess=goals.excess(record.values))
+        if record.status == "stopped":
+            known = expected(record, goals, others)
+            excess = {limit.name: limit.excess(known) for limit in goals.limits if limit.metric.name in known}
             return replace(record, expected=known, excess=excess)
         return record
 
@@ -368,7 +350,7 @@ class SettingsSearch:
         """Return a point of the front after its complete run."""
         request = self._request("front", trial.number, dict(trial.settings), title)
         name = Path(request.folder).name
-        result = self._worker.run(request, lambda state: "")
+        result = self._worker.run(request)
         if "failed" in result:
             self._notes.append(f"The complete run of trial {trial.number} failed: {result['failed']}")
             self._show(self._notes[-1])
@@ -386,7 +368,7 @@ class SettingsSearch:
         plan = self._plan
         by_number = {record.number: record for record in records}
         trials = [by_number[point.number] for point in points if point.verdict != FAILED]
-        choice = recommend(trials, records, plan.goals, self._budget(), task_of(plan.pipeline.data).metrics[0])
+        choice = recommend(trials, records, plan.goals, self._budget, self._metric)
         if points and not trials:
             choice = Recommendation(None, "the complete runs of all trials on the front failed")
         if any(point.number == choice.number and point.verdict == NOT_USABLE for point in points):
@@ -399,6 +381,7 @@ class SettingsSearch:
             objectives=plan.goals.objectives,
             constraints=tuple(limit.in_words() for limit in plan.goals.limits),
             host=plan.goals.host,
+            sampler=sampler_name(),
             settings=varied(plan.space),
             trials=tuple(records),
             front=tuple(replace(point, is_dominated=point.number not in on_front) for point in points),

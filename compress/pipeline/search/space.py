@@ -11,12 +11,15 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import CorallineError, PipelineError
 from compress.core.suggestions import listing, nearest, shown
 from compress.pipeline.schema import ModelSettings
 from compress.pipeline.yaml_file import Document, DocumentNode, Location
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
 
 STAGES = "stages"
 RANGE_KEYS = ("from", "to", "step", "log")
@@ -29,19 +32,6 @@ Values = Mapping[str, Any]
 """Chosen values by the name of the setting."""
 Check = Callable[[Document], object]
 """Checks a pipeline file, and raises a CorallineError if it is invalid."""
-
-
-class Suggestions(Protocol):
-    """The part of an Optuna trial that chooses values."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None, log: bool) -> float:
-        """Choose a number."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """Choose a whole number."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
-        """Choose a word."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +63,16 @@ class Choices:
         """The values to check, each with its location in the list."""
         return [((index,), value) for index, value in enumerate(self.values)]
 
-    def suggest(self, trial: Suggestions) -> Any:
-        """Return the value that a trial chooses."""
+    def suggest(self, trial: Trial) -> None:
+        """Choose a value."""
         if self.is_ordered:
-            return self.values[trial.suggest_int(self.key, 0, len(self.values) - 1, step=1, log=False)]
-        return self.values[self.words.index(trial.suggest_categorical(self.key, self.words))]
+            trial.suggest_int(self.key, 0, len(self.values) - 1)
+        else:
+            trial.suggest_categorical(self.key, self.words)
+
+    def value(self, parameter: Any) -> Any:
+        """Return the value that the sampler knows as `parameter`."""
+        return self.values[parameter if self.is_ordered else self.words.index(parameter)]
 
     def parameter(self, value: object) -> Any:
         """Return a value as the sampler knows it; None if it is not one of the choices."""
@@ -115,11 +110,16 @@ class Range:
         after_low: list[tuple[Location, Any]] = [] if self.step is None else [(("step",), self.low + self.step)]
         return [(("from",), self.low), (("to",), self.high), *after_low]
 
-    def suggest(self, trial: Suggestions) -> Any:
-        """Return the value that a trial chooses."""
+    def suggest(self, trial: Trial) -> None:
+        """Choose a value."""
         if self.integer:
-            return trial.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
+            trial.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
+        else:
+            trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
+
+    def value(self, parameter: Any) -> Any:
+        """Return the value that the sampler knows as `parameter`."""
+        return parameter
 
     def parameter(self, value: object) -> Any:
         """Return a value as the sampler knows it; None if it is not in the range."""
@@ -164,12 +164,21 @@ class Space:
             total += math.prod(count for count in counts if count is not None)
         return total
 
-    def suggest(self, trial: Suggestions) -> dict[str, Any]:
-        """Return the values that a trial chooses. Settings of stages that it leaves out are not chosen."""
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """Return the values that a trial chooses.
+
+        A trial has a parameter for every setting, because Optuna's samplers model only parameters that all trials have.
+        """
+        for dimension in self.dimensions:
+            dimension.suggest(trial)
+        return self.values(trial.params)
+
+    def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of parameters, without those of stages that the trial leaves out."""
         values: dict[str, Any] = {}
         for dimension in self.dimensions:
-            if self._is_active(dimension, values):
-                values[dimension.key] = dimension.suggest(trial)
+            if dimension.key in parameters and self._is_active(dimension, values):
+                values[dimension.key] = dimension.value(parameters[dimension.key])
         return values
 
     def _is_active(self, dimension: Dimension, values: Values) -> bool:
@@ -189,11 +198,6 @@ class Space:
             if parameter is not None:
                 parameters[dimension.key] = parameter
         return parameters
-
-    def has(self, values: Values) -> bool:
-        """Return whether values are ones that a trial can choose."""
-        known = {dimension.key: dimension for dimension in self.dimensions}
-        return all(key in known and known[key].parameter(value) is not None for key, value in values.items())
 
     def with_values(self, values: Values, name: str) -> Document:
         """Return the pipeline file with values, under a name, and without its search."""

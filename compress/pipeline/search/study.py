@@ -1,27 +1,29 @@
-"""The trials of a search in Optuna: who runs which, what they found, and what to try next.
+"""The trials of a search: functions under Optuna's `study.optimize`, in a database that all processes share.
 
-Every process that works on a study asks for a trial, runs it and tells its result. A trial that runs names its owner,
-and has a lease (`leases`). What a dead owner left is marked failed, and tried again.
+The process that runs a trial renews a heartbeat in the database. A trial whose heartbeat is too old is marked failed,
+and waits to be run again with the same values (Optuna's `RetryHeartbeatStaleTrialCallback`). The record of a trial is
+an attribute of the trial.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import math
+import random
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from compress.core.errors import PipelineError, StoreError
+from compress.core.errors import CorallineError, PipelineError, StoreError
 from compress.core.files import digest_of
-from compress.pipeline.search.goals import Goals
-from compress.pipeline.search.leases import LEASE, OWNER, SECOND_LOOK_S, LeaseWatch, is_elsewhere, owner, renewed
+from compress.pipeline.search.goals import MISSING, Goals
 from compress.pipeline.search.space import Space
-from compress.pipeline.search.storage import Show, close, opened
-from compress.report.search_record import TrialRecord, TrialStatus
+from compress.report.search_record import TrialRecord
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -30,22 +32,26 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 RECORD = "record"
-"""The attribute with the result that the owner of a trial tells."""
-TAKEN = "taken"
-"""The attribute with the record of a process that takes a trial over. It counts if the trial ends in the state FAIL,
-which an owner that has a result never tells."""
-EXPECTED = "expected"
-"""The attribute with the objectives that a stopped trial is expected to have, if all are known."""
-ATTEMPT = "attempt"
-MAX_ATTEMPTS = 3
-"""Times that a trial is tried whose process dies."""
+"""The attribute with the record of a trial."""
+HEARTBEAT_S = 5
+GRACE_S = 30
+"""Seconds without a heartbeat after which a trial is run again: six heartbeats, for slow disks and networks."""
+MAX_DEATHS = 3
+"""Times that a trial is run whose process dies: one that needs too much memory would end every process."""
+START_S = 300.0
+"""Seconds that a process which joins a search waits for it: the tasks of a cluster start minutes apart."""
+JOIN_HINT = (
+    "start the command without --join, too, with the same pipeline file, data and versions; torch, which decides the "
+    "sampler, must be installed on all machines or on none"
+)
+ALLOWED = "sqlite:///FILE, postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
 
 
 def require_optuna() -> Any:
     """Return the module `optuna`.
 
     Raises:
-        PipelineError: it is not installed.
+        PipelineError: Optuna is not installed.
     """
     try:
         import optuna
@@ -55,26 +61,19 @@ def require_optuna() -> Any:
     return optuna
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Leave out warnings about experimental features of Optuna, and about fits of few trials."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def sampler_name() -> str:
+    """Return the name of the sampler that chooses trials here: Optuna's GPSampler needs torch."""
+    return "GPSampler" if importlib.util.find_spec("torch") else "TPESampler"
 
 
-class StudyState(NamedTuple):
-    """The present trials of a search.
+def new_sampler(seed: int, name: str) -> BaseSampler:
+    """Return a sampler of Optuna. Both that `sampler_name` knows take several objectives and constraints."""
+    from optuna.samplers import GPSampler, TPESampler
 
-    Attributes:
-        records: those that have begun.
-        taken_over: the number of those whose process was found dead now, and that will be tried again.
-        has_waiting: whether settings are planned that no process has begun: of the file, or of an interrupted trial.
-    """
-
-    records: list[TrialRecord]
-    taken_over: int
-    has_waiting: bool
+    with _quiet():
+        if name == "GPSampler":
+            return GPSampler(seed=seed)
+        return TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
 
 class SearchStudy:
@@ -82,16 +81,16 @@ class SearchStudy:
 
     Args:
         space: what is varied.
-        goals: what it is for.
+        goals: what the search is for.
         name: the name of the pipeline.
-        identity: what the values of trials depend on; another search has a new study.
+        identity: what the values of trials depend on; a search with another identity has other trials.
         seed: the seed of the choices.
-        storage: a URL of a database, or the folder for a journal file.
-        show: shows one line, when the storage is away.
+        url: the database.
+        joins: whether another process creates the tables and the study. Two processes that create tables at the same
+            time make each other fail.
 
     Raises:
-        StoreError: the storage cannot be used.
-        PipelineError: Optuna is not installed, or the URL is invalid.
+        PipelineError: Optuna or a driver is not installed, or the database cannot be used.
     """
 
     def __init__(
@@ -101,59 +100,146 @@ class SearchStudy:
         name: str,
         identity: Mapping[str, Any],
         seed: int,
-        storage: str | Path,
-        show: Show = lambda text: None,
+        url: str,
+        *,
+        joins: bool = False,
     ) -> None:
         self._optuna = require_optuna()
         self._space, self._goals, self._seed = space, goals, seed
-        self._study: Study = self._opened(f"{name}-{digest_of(dict(identity))[:12]}", opened(storage, show))
-        self._study.sampler = self._seeded_sampler()
-        self._watch = LeaseWatch()
-        self._running: int | None = None
-        self._finished_records: dict[int, TrialRecord] = {}  # of trials that cannot change any more
-        if not self._study.get_trials(deepcopy=False):
-            parameters = space.of_file()
-            if parameters:
-                self._study.enqueue_trial(parameters)
+        self._salt = random.SystemRandom().randrange(2**32) if joins else 0  # for processes that ask at the same time
+        self._finished: dict[int, TrialRecord] = {}
+        self.name = f"{name}-{digest_of({**identity, 'sampler': sampler_name()})[:12]}"
+        with _opening(url), _quiet():
+            self._study: Study = self._joined(url) if joins else self._created(url)
 
-    def _opened(self, name: str, storage: BaseStorage) -> Study:
-        directions = ["maximize" if m.higher_is_better else "minimize" for m in self._goals.objectives]
-        with _without_warnings():
-            return self._optuna.create_study(  # type: ignore[no-any-return]
-                study_name=name, storage=storage, directions=directions, load_if_exists=True
-            )
+    def _created(self, url: str) -> Study:
+        directions = ["maximize" if metric.higher_is_better else "minimize" for metric in self._goals.objectives]
+        study: Study = self._optuna.create_study(
+            study_name=self.name, storage=_storage(url), directions=directions, load_if_exists=True
+        )
+        if not study.get_trials(deepcopy=False):
+            study.enqueue_trial(self._space.of_file())
+        return study
 
-    @property
-    def name(self) -> str:
-        """The name of the search in the storage: that of the pipeline, with a digest of what its trials depend on."""
-        return self._study.study_name
+    def _joined(self, url: str) -> Study:
+        """Return the study as soon as another process has created it, after the tables."""
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.exc import OperationalError, ProgrammingError
 
-    def look(self) -> StudyState:
-        """Return the present trials. Those of dead processes will be tried again.
-
-        It reads the trials once: their number decides what the storage of many processes has to do.
-        """
-        trials = self._trials()
-        abandoned = self._abandoned(trials)
-        count = sum(self._taken_over(trial) for trial in abandoned)
-        current = self._trials() if abandoned else trials
-        waiting = self._optuna.trial.TrialState.WAITING
-        return StudyState(self._records(current), count, any(trial.state == waiting for trial in current))
+        engine = create_engine(url)
+        end, reason = time.monotonic() + START_S, "nobody has begun it"
+        while True:
+            try:
+                with engine.connect() as connection:
+                    found = connection.execute(text("SELECT 1 FROM studies WHERE study_name = :n"), {"n": self.name})
+                    if found.first() is not None:
+                        break
+            except (OperationalError, ProgrammingError) as error:  # no database, or no tables
+                reason = _first_line(error)
+            if time.monotonic() > end:
+                what = f"the search {self.name} is not in the database: {reason}"
+                raise PipelineError(what, where="--storage", hint=JOIN_HINT)
+            time.sleep(1.0)
+        engine.dispose()
+        storage = _storage(url, skip_table_creation=True)
+        study: Study = self._optuna.load_study(study_name=self.name, storage=storage)
+        return study
 
     def records(self) -> list[TrialRecord]:
-        """Return the trials that have begun."""
-        return self._records(self._trials())
+        """Return the trials that have begun.
 
-    def _trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
-
-    def _records(self, trials: Sequence[FrozenTrial]) -> list[TrialRecord]:
+        Raises:
+            StoreError: a stored record is invalid, or the database is away.
+        """
         states = self._optuna.trial.TrialState
-        begun = [trial for trial in trials if trial.state != states.WAITING]
-        for trial in begun:
-            if trial.state.is_finished() and trial.number not in self._finished_records:
-                self._finished_records[trial.number] = self._record(trial)
-        return [self._finished_records.get(trial.number) or self._record(trial) for trial in begun]
+        with _explained():
+            trials = self._study.get_trials(deepcopy=False)
+        records = []
+        for trial in trials:
+            if trial.state == states.WAITING:
+                continue
+            record = self._finished.get(trial.number) or self._record(trial)
+            if trial.state.is_finished():
+                self._finished[trial.number] = record
+            records.append(record)
+        return records
+
+    def has_waiting(self) -> bool:
+        """Whether values wait for a process: those of the file, or of a trial that was interrupted."""
+        with _explained():
+            return bool(self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.WAITING]))
+
+    def release_dead(self) -> None:
+        """Let trials whose process has died wait to be run again. `optimize` does this before every trial."""
+        with _explained(), _quiet():
+            self._optuna.storages.fail_stale_trials(self._study)
+
+    def run_trial(self, run: Callable[[int, dict[str, Any]], TrialRecord]) -> TrialRecord | None:
+        """Run one trial under `study.optimize`. A trial that is interrupted waits to be run again.
+
+        Args:
+            run: runs a trial by its number and values.
+
+        Returns:
+            The record; None if another process took this one for dead, and runs the trial again.
+        """
+        records = self.records()
+        outcome: TrialRecord | BaseException | None = None
+
+        def objective(trial: Trial) -> Sequence[float]:
+            nonlocal outcome
+            values = self._space.suggest(trial)
+            try:
+                outcome = run(trial.number, values)
+            except (KeyboardInterrupt, CorallineError) as error:
+                outcome = error
+                reason = str(error) or "interrupted with Ctrl-C"
+                with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+                    record = TrialRecord(trial.number, "interrupted", values, reason=reason)
+                    trial.set_user_attr(RECORD, record.to_json())
+                    self._study.enqueue_trial(trial.params)
+                raise
+            return self._told(trial, outcome, records)
+
+        seed = self._seed * 1_000_003 + self._salt + sum(record.status != "interrupted" for record in records)
+        with _explained(), _quiet():
+            self._study.sampler = new_sampler(seed % 2**32, sampler_name())
+            try:
+                self._study.optimize(objective, n_trials=1)
+            except (ValueError, self._optuna.exceptions.UpdateFinishedTrialError):  # the trial is marked failed
+                if isinstance(outcome, BaseException):
+                    raise outcome from None
+                if outcome is None:
+                    raise
+                return None
+        assert isinstance(outcome, TrialRecord)
+        return outcome
+
+    def _told(self, trial: Trial, record: TrialRecord, records: Sequence[TrialRecord]) -> Sequence[float]:
+        """Store a record, and return the objectives for the sampler; NaN, which Optuna ignores, for a repeated trial.
+
+        GPSampler learns only from trials with all objectives and the same constraints. So an objective that a stopped
+        or failed trial does not have is the worst value of the trials so far; a constraint that such a trial does not
+        decide counts as met for a stopped trial, and as violated for a failed one.
+
+        Raises:
+            TrialPruned: the trial has no objectives, and there is no value so far.
+        """
+        trial.set_user_attr(RECORD, record.to_json())
+        if record.status == "repeated":
+            return [math.nan]
+        known = {**record.expected, **record.values}
+        for limit in self._goals.limits:
+            unknown = 0.0 if record.status == "stopped" else MISSING
+            trial.set_constraint(limit.name, limit.excess(known) if limit.metric.name in known else unknown)
+        objectives = []
+        for metric in self._goals.objectives:
+            seen = [other.values[metric.name] for other in records if metric.name in other.values]
+            if metric.name not in known and not seen:
+                raise self._optuna.TrialPruned
+            worst = min if metric.higher_is_better else max
+            objectives.append(known[metric.name] if metric.name in known else worst(seen))
+        return objectives
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         """Return the record of a trial.
@@ -161,145 +247,105 @@ class SearchStudy:
         Raises:
             StoreError: the stored record is invalid.
         """
-        record = _record(trial)
-        if not self._space.has(record.settings):
-            raise _invalid(trial, f"{record.settings} are not settings of this search")
-        return record
-
-    def _taken_over(self, trial: FrozenTrial) -> bool:
-        """Mark a trial of a dead process failed; return whether it will be tried again."""
-        attempt = trial.user_attrs.get(ATTEMPT, 1)
-        again = bool(attempt < MAX_ATTEMPTS)
-        reason = "its process ended" if again else f"its process ended {attempt} times"
-        status: TrialStatus = "interrupted" if again else "failed"
-        record = TrialRecord(trial.number, status, trial.user_attrs.get("settings", {}), reason=reason)
-        if not self._mark_failed(trial, record) or not again:
-            return False
-        planned = trial.system_attrs.get("fixed_params", {})  # of `enqueue_trial`: perhaps it did not come to them
-        self._again({**planned, **trial.params}, attempt)
-        return True
-
-    def _abandoned(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the running trials whose owners are dead."""
-        abandoned = [trial for trial in self._others(trials) if self._watch.is_expired(trial.number, trial.user_attrs)]
-        leases = {trial.number: trial.user_attrs.get(LEASE) for trial in abandoned if is_elsewhere(trial.user_attrs)}
-        if leases:
-            time.sleep(SECOND_LOOK_S)
-            renewed_since = {
-                trial.number
-                for trial in self._others(self._trials())
-                if trial.user_attrs.get(LEASE) != leases.get(trial.number)
-            }
-            abandoned = [
-                trial for trial in abandoned if trial.number not in leases or trial.number not in renewed_since
-            ]
-        return abandoned
-
-    def _others(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the running trials of other processes."""
-        running = self._optuna.trial.TrialState.RUNNING
-        return [trial for trial in trials if trial.state == running and trial._trial_id != self._running]
-
-    def _mark_failed(self, trial: FrozenTrial, record: TrialRecord) -> bool:
-        """Mark a trial of another process failed; return False if a third process did."""
-        storage = self._study._storage
         try:
-            storage.set_trial_user_attr(trial._trial_id, TAKEN, record.to_json())
-            self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-        except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
-            return False
-        return True
-
-    def _again(self, parameters: Mapping[str, Any], attempt: int) -> None:
-        self._study.enqueue_trial(dict(parameters), user_attrs={ATTEMPT: attempt + 1})
-
-    def sampler(self, seed: int) -> BaseSampler:
-        """Return what chooses the next trial."""
-        from compress.pipeline.search.sampler import FrontSampler
-
-        return FrontSampler(self._space, seed)
-
-    def _seeded_sampler(self) -> BaseSampler:
-        from compress.pipeline.search.sampler import SeededByTrial
-
-        return SeededByTrial(self.sampler, self._seed)
-
-    def ask(self) -> tuple[Trial, dict[str, Any]]:
-        """Return a new trial of this process, and the values that it chooses."""
-        with _without_warnings():
-            trial = self._study.ask()
-            self._running = trial._trial_id
-            trial.set_user_attr(OWNER, owner())
-            values = self._space.suggest(trial)
-        trial.set_user_attr("settings", values)
-        return trial, values
+            settings = self._space.values(trial.params)
+            if not trial.state.is_finished():
+                return TrialRecord(trial.number, "running", settings)
+            content = trial.user_attrs.get(RECORD)
+            record = None if content is None else replace(TrialRecord.from_json(content), settings=settings)
+        except (ValueError, LookupError, TypeError) as error:
+            what = f"the stored record of trial {trial.number} is invalid: {error}"
+            raise StoreError(what, where="search", hint="begin a new search with another name or --out") from error
+        has_failed = trial.state == self._optuna.trial.TrialState.FAIL
+        if record is not None and (not has_failed or record.status in ("interrupted", "repeated")):
+            return replace(record, number=trial.number)
+        deaths = 1 + len(trial.system_attrs.get("retry_history", ()))
+        if deaths < MAX_DEATHS:
+            return TrialRecord(trial.number, "interrupted", settings, reason="its process ended")
+        return TrialRecord(trial.number, "failed", settings, reason=f"its process ended {deaths} times")
 
     def close(self) -> None:
-        """Close the connections to the storage."""
-        close(self._study._storage)
-
-    def leased(self, trial: Trial) -> AbstractContextManager[None]:
-        """Renew the lease of a trial as long as the block runs."""
-        return renewed(self._study._storage, trial._trial_id)
-
-    def tell(self, trial: Trial, record: TrialRecord) -> bool:
-        """Store the result of a trial; one that was interrupted is tried again.
-
-        Returns:
-            Whether it counts: another process may have taken the trial over while this one could not renew its lease.
-        """
-        states = self._optuna.trial.TrialState
-        is_measured = all(metric.name in record.values for metric in self._goals.objectives)
-        self._running = None
-        try:
-            for name, value in record.excess.items():
-                trial.set_constraint(name, value)
-            trial.set_user_attr(RECORD, record.to_json())
-            names = [metric.name for metric in self._goals.objectives]
-            if all(name in record.expected for name in names):
-                trial.set_user_attr(EXPECTED, [record.expected[name] for name in names])
-            with _without_warnings():
-                if record.status in ("complete", "repeated") and is_measured:
-                    self._study.tell(trial, [record.values[metric.name] for metric in self._goals.objectives])
-                elif record.status != "interrupted":
-                    self._study.tell(trial, state=states.PRUNED)  # FAIL is for trials without a result
-                else:
-                    self._study.tell(trial, state=states.FAIL)
-        except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
-            stored = next(frozen_trial for frozen_trial in self._trials() if frozen_trial.number == trial.number)
-            if not stored.state.is_finished():
-                raise
-            if _record(stored).to_json() != record.to_json():
-                return False  # otherwise this process has told it, and the answer of the storage was lost
-        if record.status == "interrupted":
-            self._again(trial.params, trial.user_attrs.get(ATTEMPT, 1) - 1)  # an interruption is not a failed attempt
-        return True
+        """Close the connections to the database."""
+        self._study._storage.remove_session()
+        self._study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
-def stored_record(trial: FrozenTrial) -> Any:
-    """Return the stored record of a finished trial, as plain values; None if its process ended without a result."""
-    content = trial.user_attrs.get(RECORD)
-    return trial.user_attrs.get(TAKEN, content) if trial.state.name == "FAIL" else content
+def _storage(url: str, *, skip_table_creation: bool = False) -> BaseStorage:
+    """Return the database of trials, with heartbeats."""
+    from optuna.exceptions import StorageInternalError
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+    from sqlalchemy.exc import SQLAlchemyError
+
+    class Storage(RDBStorage):
+        """A database whose heartbeats go on after the database was away for a moment."""
+
+        def record_heartbeat(self, trial_id: int) -> None:
+            with suppress(StorageInternalError, SQLAlchemyError):
+                super().record_heartbeat(trial_id)
+
+    return Storage(
+        url,
+        engine_kwargs={
+            "pool_pre_ping": True,  # a connection that was lost is opened again
+            "connect_args": {"timeout": 60} if url.startswith("sqlite") else {},  # for the lock of the file
+        },
+        heartbeat_interval=HEARTBEAT_S,
+        grace_period=GRACE_S,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_DEATHS - 1),
+        skip_table_creation=skip_table_creation,
+    )
 
 
-def _invalid(trial: FrozenTrial, reason: str) -> StoreError:
-    what = f"the stored record of trial {trial.number} is invalid: {reason}"
-    return StoreError(what, where="search", hint="begin a new search with another name or --out")
-
-
-def _record(trial: FrozenTrial) -> TrialRecord:
-    """Return the record of a trial.
+@contextmanager
+def _opening(url: str) -> Iterator[None]:
+    """Convert the errors of a database that cannot be opened.
 
     Raises:
-        StoreError: the stored record is invalid.
+        PipelineError: the URL is invalid, a driver is not installed, or the database cannot be reached.
     """
-    content = stored_record(trial)
-    if content is not None and trial.state.is_finished():
-        try:
-            return replace(TrialRecord.from_json(content), number=trial.number)
-        except ValueError as error:
-            raise _invalid(trial, str(error)) from error
-    settings = trial.user_attrs.get("settings", {})
-    if trial.state.is_finished():
-        return TrialRecord(trial.number, "interrupted", settings, reason="its process ended")
-    return TrialRecord(trial.number, "running", settings)
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if urlsplit(url).netloc.count("@") > 1:
+        hint = "write %40 for an @ in a user name or a password"
+        raise PipelineError("the URL has more than one @", where="--storage", allowed=ALLOWED, hint=hint)
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'psycopg[binary]~=3.2'" if url.startswith("postgresql") else ""
+        what = f"the storage needs a driver: {error}"
+        raise PipelineError(what, where="--storage", allowed=ALLOWED, hint=hint) from error
+    except (SQLAlchemyError, StorageInternalError, ValueError, RuntimeError, OSError) as error:
+        # RuntimeError: the tables are those of another version of Optuna.
+        what = f"the storage cannot be used: {_first_line(error.__cause__ or error)}"
+        raise PipelineError(what, where="--storage", allowed=ALLOWED) from error
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Convert the errors of a database that is away.
+
+    Raises:
+        StoreError: the database cannot be used now.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        what = f"the storage of the search cannot be used: {_first_line(error.__cause__ or error)}"
+        hint = "correct this, and run the same command again: no finished trial is lost"
+        raise StoreError(what, where="search", hint=hint) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out Optuna's warnings about experimental features, such as heartbeats and GPSampler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

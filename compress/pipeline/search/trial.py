@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
@@ -16,11 +15,10 @@ from compress.core.measurement import SIZES
 from compress.model.tflite.graph import read
 from compress.pipeline import record
 from compress.pipeline.probes.latency import predict
-from compress.pipeline.runner import MEASURED, Monitor, PipelineRun, measure, run_stages
+from compress.pipeline.runner import MEASURED, PipelineRun, measure, run_stages
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.search.early_stop import TrialProgress
 from compress.pipeline.stages.predicted_cost import PredictedCost
-from compress.pipeline.store import Store
 from compress.targets.base import OperatorPlacement
 from compress.tasks import task_of
 
@@ -161,17 +159,3 @@ class PipelineTrial:
             return ()
         reported = record.placement(self.session.stages)
         return tuple(reported.ops if reported else target.check(read(artifact.file(MODEL_TFLITE))).ops)
-
-
-def prepare(pipeline: Pipeline, store: Store, folder: Path, monitor: Monitor, judge: Judge) -> PipelineTrial:
-    """Return a trial that is ready to run.
-
-    Args:
-        pipeline: the pipeline with the values of the trial.
-        store: where artifacts are found and published.
-        folder: the folder of the trial, for the log.
-        monitor: the receiver of reports.
-        judge: decides after each stage whether it goes on.
-    """
-    store.prepare()
-    return PipelineTrial(PipelineRun(models_of(pipeline), store, folder, monitor), judge)

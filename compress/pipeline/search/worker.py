@@ -1,8 +1,8 @@
 """The process that runs trials, seen from both ends.
 
 TensorFlow takes 10 s to import, and does not give all memory back. So one process runs many trials; after a crash, and
-after TRIALS_PER_PROCESS, the next trial gets a new one. Requests, questions and answers are lines of JSON in pipes. The
-process ends with the one that started it.
+after TRIALS_PER_PROCESS, the next trial gets a new process. Requests and answers are lines of JSON in pipes. The
+process ends with its parent, which renews the heartbeat of the trial while TensorFlow is busy here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,14 +25,15 @@ from compress.core.errors import CorallineError, StageError, StoreError
 from compress.core.files import explain
 from compress.data.dataset import Dataset
 from compress.pipeline import runner, schema
-from compress.pipeline.bucket import Bucket
-from compress.pipeline.search import trial as trials
-from compress.pipeline.search.early_stop import TrialProgress
-from compress.pipeline.search.trial import HopelessError, Judge
-from compress.pipeline.shared_store import BucketConnection, store_in
+from compress.pipeline.search.early_stop import reason_to_stop
+from compress.pipeline.search.goals import Goals
+from compress.pipeline.search.trial import HopelessError, PipelineTrial, models_of
+from compress.pipeline.shared_store import store_in
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
+from compress.report.json_values import decode, encode
 from compress.report.record import RunRecord
+from compress.report.search_record import TrialRecord
 
 TRIALS_PER_PROCESS = 20
 FIRST_HINT = "its last lines on stderr say why"
@@ -53,6 +55,8 @@ class WorkRequest:
         out: the folder with the store.
         folder: the folder for the results of the run.
         title: its name in messages.
+        goals: what decides whether a trial goes on after each stage; None for a complete run.
+        seen: the trials so far, which the decision takes into account.
     """
 
     kind: WorkKind
@@ -61,6 +65,24 @@ class WorkRequest:
     out: str
     folder: str
     title: str
+    goals: Goals | None = None
+    seen: tuple[TrialRecord, ...] = ()
+
+
+def trial_record(number: int, settings: Mapping[str, Any], result: Mapping[str, Any], took_s: float) -> TrialRecord:
+    """Return the record of a trial from the result of `WorkerProcess.run`."""
+    measured = result.get("done") or result
+    return TrialRecord(
+        number,
+        "failed" if "failed" in result else "stopped" if "stopped" in result else "complete",
+        settings,
+        measured.get("values", {}),
+        measured.get("stages", {}),
+        measured.get("original"),
+        measured.get("predicted", {}),
+        reason=result.get("failed") or result.get("stopped") or measured.get("unknown", ""),
+        seconds=round(took_s, 3),
+    )
 
 
 class _CrashError(StageError):
@@ -81,12 +103,8 @@ class WorkerProcess:
         self._is_ready = False
         self._done = 0
 
-    def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+    def run(self, request: WorkRequest) -> dict[str, Any]:
         """Run one piece of work, and return its result, with one of the keys "done", "stopped" and "failed".
-
-        Args:
-            request: the work.
-            judge: decides after each stage whether a trial goes on.
 
         Raises:
             StageError: the process cannot start.
@@ -94,7 +112,14 @@ class WorkerProcess:
             KeyboardInterrupt: this process was interrupted, or the other one. The work is over.
         """
         try:
-            result = self._answered(request, judge)
+            process = self._started()
+            self._done += 1
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # then there is no answer
+                line = json.dumps({**encode(replace(request, content={})), "content": request.content})
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+            result = self._received(process)
         except _CrashError as error:
             return {"failed": str(error)}
         except KeyboardInterrupt:
@@ -105,24 +130,6 @@ class WorkerProcess:
         if result.get("exit_code") == StoreError.exit_code:
             raise StoreError(result["failed"])
         return result
-
-    def _answered(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
-        """Send a request, answer its questions, and return the result.
-
-        Raises:
-            _CrashError: the process ended, with the probable reason.
-            StageError: the process cannot start.
-        """
-        process = self._started()
-        self._done += 1
-        answer: dict[str, Any] = asdict(request)
-        while True:
-            message = self._exchange(process, answer)
-            if "ask" not in message:
-                return message
-            state = message["ask"]
-            known = TrialProgress(state["stage"], tuple(state["order"]), state["quality"], state["costs"])
-            answer = {"stop": judge(known)}
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._done >= TRIALS_PER_PROCESS:
@@ -144,14 +151,6 @@ class WorkerProcess:
                 raise StageError(f"{error.what} before its first trial", where="search", hint=FIRST_HINT) from error
             self._is_ready = True
         return self._process
-
-    def _exchange(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message, and return the next one."""
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # then there is no answer
-            process.stdin.write(json.dumps(message) + "\n")
-            process.stdin.flush()
-        return self._received(process)
 
     def _received(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         """Return the next message."""
@@ -200,25 +199,26 @@ def serve(display: Open, location: str | None = None) -> None:
 
     Args:
         display: opens the display of one piece of work.
-        location: the bucket behind the store, if there is one.
+        location: the shared store, if there is one.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, lines), daemon=True).start()
-
-    def ask(state: TrialProgress) -> str:
-        _send(answers, {"ask": asdict(state)})
-        return str(json.loads(lines.get())["stop"])
-
     _send(answers, {"ready": True})
-    connection = None if location is None else BucketConnection(Bucket(location))
+
+    @cache  # a shared store that is away later must not end the search
+    def store_of(out: str) -> Store:
+        store = store_in(Path(out), location)
+        store.prepare()
+        return store
+
     data: dict[str, Dataset] = {}
     try:
         while True:
-            request = WorkRequest(**json.loads(lines.get()))
-            _send(answers, _result(request, store_in(Path(request.out), connection), display, ask, data))
+            request = decode(WorkRequest, json.loads(lines.get()))
+            _send(answers, _result(request, store_of, display, data))
     except KeyboardInterrupt:
         _send(answers, {"interrupted": True})
 
@@ -235,7 +235,9 @@ def _send(stream: IO[str], message: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def _result(request: WorkRequest, store: Store, display: Open, ask: Judge, data: dict[str, Dataset]) -> dict[str, Any]:
+def _result(
+    request: WorkRequest, store_of: Callable[[str], Store], display: Open, data: dict[str, Dataset]
+) -> dict[str, Any]:
     """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
@@ -246,9 +248,14 @@ def _result(request: WorkRequest, store: Store, display: Open, ask: Judge, data:
             pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
             if request.kind == "front":
                 # The results of an earlier command stay if this one is interrupted.
-                record = runner.run(pipeline, folder.parent, monitor, store=store, reports_interruption=False)
+                record = runner.run(
+                    pipeline, folder.parent, monitor, store=store_of(request.out), reports_interruption=False
+                )
                 return {"done": _run_facts(record)}
-            running = trials.prepare(pipeline, store, folder, monitor, ask)
+            assert request.goals is not None
+            judge = partial(reason_to_stop, goals=request.goals, trials=request.seen)
+            session = runner.PipelineRun(models_of(pipeline), store_of(request.out), folder, monitor)
+            running = PipelineTrial(session, judge)
             try:
                 running.run()
             except HopelessError as stop:

@@ -69,8 +69,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
 
     def uses(self) -> tuple[Use, ...]:
         """Return distillation, and the methods of the training."""
-        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
-        return ("distillation", *decoupled, *self.training_uses(self.weight < 1))
+        return ("distillation", *self.training_uses(self.weight < 1))
 
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return also files without Keras layers if there is a separate student: then they are only teachers."""

@@ -247,7 +247,7 @@ class Build(_Load):
 
     def _built(self, context: Context) -> Any:
         """Return the builder's model. A backbone without batch norms gets some: its training needs them."""
-        from compress.learning.training.restored_norms import with_measured_statistics
+        from compress.learning.training.bn_recalibration import with_measured_statistics
         from compress.model.ir import keras_graph
         from compress.model.ir.passes.restore_norms import restored
 
@@ -265,7 +265,7 @@ class Build(_Load):
 
     def _with_weights(self, model: Any, context: Context) -> tuple[Any, Facts]:
         """Return the model with the weights of `weights`, and facts about them."""
-        from compress.learning.training.restored_norms import with_measured_statistics
+        from compress.learning.training.bn_recalibration import with_measured_statistics
         from compress.model.ir import keras_graph
         from compress.model.ir.passes.copy_weights import copy_weights
 
@@ -529,7 +529,7 @@ class NewHead(_Load):
 
     def _backbone(self, features: Network, context: Context) -> Any:
         """Return the features as a Keras model for samples of the data's shape, with batch norms if it should."""
-        from compress.learning.training.restored_norms import with_measured_statistics
+        from compress.learning.training.bn_recalibration import with_measured_statistics
         from compress.model.ir import keras_graph
         from compress.model.ir.passes import restore_norms
 

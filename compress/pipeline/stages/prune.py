@@ -24,7 +24,7 @@ class Prune(Stage, TrainingSettings):
     """Remove the least important channels until the model is small or fast enough, then train the rest."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 11
+    version: ClassVar[int] = 12
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
@@ -54,12 +54,8 @@ class Prune(Stage, TrainingSettings):
     outputs. global: removes the least importance in total. uniform: about the same share of every layer. auto: trains
     the results of balanced and uniform for one epoch each, and keeps the better one on validation; without training:
     balanced."""
-    factorize: bool = False
-    """Also replace dense layers and convolutions by two or three layers of lower rank, where that loses less importance
-    for the same cost than fewer channels. With `allocation: auto`, validation decides whether it is kept; without
-    training, it is."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Number of training samples for importance and sensitivity, and for the bases of `factorize`."""
+    """Number of training samples for importance and sensitivity."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of pruning steps, with training after each."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 4
@@ -80,8 +76,6 @@ class Prune(Stage, TrainingSettings):
             raise ValueError(f"{limits[0]} and {limits[1]} are both limits: remove one")
         if self.keep_macs is not None and self.objective != "macs":
             raise ValueError(f"keep_macs is for objective: macs; use keep for {self.objective}")
-        if self.factorize and self.allocation == "uniform":
-            raise ValueError("factorize: `allocation: uniform` keeps all layers whole; choose another allocation")
         if self.objective == "cache" and limits:
             raise ValueError(f"{limits[0]} cannot be used with objective: cache; its limit is the Edge TPU's memory")
         return self
@@ -96,7 +90,7 @@ class Prune(Stage, TrainingSettings):
         keras(context.seed)
         model = working_model.read(artifact, context)
         objective = self._objective(context.target)
-        options = PruningOptions(self.importance, self.allocation, self.samples, self.steps, self.factorize)
+        options = PruningOptions(self.importance, self.allocation, self.samples, self.steps)
         pruning = Phase("pruning", pruning_cost(options, self.epochs, self.epochs_between, context.data))
         context.progress.plan(pruning, working_model.WRITING)
         samples = chosen_inputs(context.data, self.samples, context.seed)[0]
@@ -130,7 +124,6 @@ class Prune(Stage, TrainingSettings):
             uses.append("measured sensitivity")
         if self.distill is not None:
             uses.append("distillation")
-            uses += ["decoupled"] if self.distill.decoupled else []
         return tuple(uses)
 
     def refused_by_target(self, target: Target) -> Refusal | None:

@@ -15,7 +15,6 @@ from compress.core.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kin
 from compress.core.errors import StageError
 from compress.core.files import file_digest
 from compress.core.progress import Phase
-from compress.data.rows import rows as rows_of
 from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
@@ -39,24 +38,15 @@ SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", 
 """Settings of the search, which have no effect with a plan."""
 FILES = ("plan", "scales_from")
 """Settings that are files."""
-LOOKED_AT = 32
-"""Most samples that show the range of values of the inputs, for synthetic samples."""
 BY_MODEL = ("hardness", "coverage")
 """Methods of sample selection that need the float model."""
-
-
-def looked_at(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return samples from all parts of a split, which may be sorted."""
-    indices = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
-    return rows_of(inputs, indices)
 
 
 class QatSettings(RoundedTraining):
     """The settings of quantization-aware training (QAT)."""
 
     distill: DistillationSettings | None = None
-    """Use the float model as a teacher: {weight: 0.9, temperature: 4}, or {} for these values; `decoupled` is possible
-    too."""
+    """Use the float model as a teacher: {weight: 0.9, temperature: 4}, or {} for these values."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 14
+    version: ClassVar[int] = 15
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -158,8 +148,6 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             self._check_scales_from()
         if self.qat.distill is not None:
             self.qat.distill.check_training(self)
-        if self.calibration.select == "data_free" and self.method == "qat":
-            raise ValueError("calibration: {select: data_free}: `method: qat` trains on data; use `method: ptq`")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; set `of: model`")
         return self
@@ -181,7 +169,6 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             uses.append("tfmot qat")
         if self.qat.distill is not None:
             uses.append("qat teacher")
-            uses += ["decoupled"] if self.qat.distill.decoupled else []
         if self.calibration.select in BY_MODEL:
             uses.append("selection by classes")
         return tuple(uses)
@@ -189,7 +176,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
         has_plan = self.plan is not None or self.scales_from is not None
-        layers = self.method == "qat" or has_plan or self.calibration.select in (*BY_MODEL, "data_free")
+        layers = self.method == "qat" or has_plan or self.calibration.select in BY_MODEL
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def with_paths_from(self, folder: Path) -> Self:
@@ -265,7 +252,6 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if lookup is None:
             return None
         settings = {"method: qat": self.method == "qat", "scales_from": self.scales_from is not None}
-        settings["calibration: {select: data_free}"] = self.calibration.select == "data_free"
         for name, is_set in settings.items():
             if is_set:
                 raise StageError(f"{name}: not possible with an embedding, whose lookup is cut off", hint="remove it")
@@ -298,33 +284,12 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             own_agreement = fidelity.compared(float_file, file, samples.held_out, judge).agreement
         return {"file": str(self.scales_from), "agreement": agreement, "agreement_own_scales": own_agreement}
 
-    def needs_samples(self) -> bool:
-        """Return False for a calibration without data."""
-        return self.calibration.select != "data_free"
-
-    def _synthetic(self, model: Any, context: Context) -> CalibrationSplit:
-        """Make calibration samples and held-out samples that fit the model; the data only give their range."""
-        from compress.learning.quantization import calibration
-        from compress.model.ir import keras_graph
-
-        like = looked_at(context.data.inputs("train"))
-        counts = self.calibration_samples, self.held_out_samples
-        samples = calibration.without_data(keras_graph.read(model), like, *counts, context.seed, context.progress)
-        facts = samples.to_json()["synthetic"]
-        context.progress.note(
-            f"quantize: calibration without data: {facts['samples']} synthetic samples, whose distance from the "
-            f"batch norms' statistics went from {facts['distance_before']} to {facts['distance_after']}"
-        )
-        return samples
-
     def _split(self, model: Any, context: Context) -> CalibrationSplit:
-        """Choose calibration samples and held-out samples from the training split, or make them without data."""
+        """Choose calibration samples and held-out samples from the training split."""
         from compress.learning.quantization import calibration
-        from compress.learning.training import subset_selection
+        from compress.learning.training import subset
 
         choice = self.calibration.select
-        if choice == "data_free":
-            return self._synthetic(model, context)
         samples = calibration.split(
             context.data,
             choice,
@@ -336,7 +301,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         )
         facts = samples.to_json()
         if "calibration" in facts:
-            context.progress.note(f"quantize: {subset_selection.summary(facts['calibration'], 'calibration')}")
+            context.progress.note(f"quantize: {subset.summary(facts['calibration'], 'calibration')}")
         return samples
 
     def _without_layers(self, artifact: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
@@ -444,13 +409,13 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     ) -> tuple[Network, QuantizationPlan, Facts]:
         """Train with the selected engine, from the ranges of PTQ."""
         from compress.learning.quantization import calibration, qat
-        from compress.learning.tfmot import qat as tfmot
+        from compress.learning.tfmot import adapter as tfmot
         from compress.model.ir.passes import fold
 
         canonical, plan = ptq.calibrated()
         if self.engine == "tfmot":
             start = calibration.calibrate(canonical, samples.calibration, ptq.range_method)
-            return tfmot.train(network, start, self, context)
+            return tfmot.train_quantized(network, start, self, context)
         loss = self._loss(canonical, context)
         return qat.train(canonical, plan, self, context, self.qat, fold.folded_norms(network), loss)
 

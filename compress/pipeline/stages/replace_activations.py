@@ -82,8 +82,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         """Return the training after the replacement, which is distillation, and its methods."""
         if not self.epochs:
             return ()
-        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
-        return ("healing by distillation", *decoupled, *self.training_uses(self.weight < 1))
+        return ("healing by distillation", *self.training_uses(self.weight < 1))
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the changed model; return the replacements, the skipped activations, and the accuracies."""

@@ -1,8 +1,8 @@
-"""`sparsify`: unstructured weight sparsity, so that the file compresses better."""
+"""`sparsify` and `cluster`: weights that compress better, so that the download is smaller; with tfmot."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -12,18 +12,43 @@ from compress.learning.training.batches import EpochSettings
 from compress.pipeline.stage import Stage
 from compress.tasks.base import Use
 
+if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.model.ir.keras_graph import Network
 
-class Sparsify(Stage, EpochSettings):
-    """Train with unstructured sparsity (tfmot): set the smallest weights to zero. The download is smaller; the Edge TPU
-    is not faster. Later stages that train, except cluster and quantize, undo it."""
 
-    name: ClassVar[str] = "sparsify"
-    version: ClassVar[int] = 5
+class _Redundant(Stage, EpochSettings):
+    """The common part of both stages."""
+
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
     imports_tensorflow: ClassVar[bool] = True
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return tfmot."""
+        return ("tfmot",)
+
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write the trained model; return the pattern of each layer, the compressed sizes, and the history."""
+        from compress.model.ir import keras_graph
+        from compress.model.ir.tensorflow import keras
+        from compress.pipeline.stages import working_model
+
+        keras(context.seed)
+        network, facts = self._trained(keras_graph.read(working_model.read(artifact, context)), context)
+        return facts | working_model.write_redundant(network, artifact, context)
+
+    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
+        raise NotImplementedError
+
+
+class Sparsify(_Redundant):
+    """Train with unstructured sparsity (tfmot): set the smallest weights to zero. The download is smaller; the Edge TPU
+    is not faster. Later stages that train, except cluster and quantize, undo it."""
+
+    name: ClassVar[str] = "sparsify"
+    version: ClassVar[int] = 5
 
     sparsity: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Fraction of zeros in each kernel at the end."""
@@ -32,18 +57,27 @@ class Sparsify(Stage, EpochSettings):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; it falls to 0 along a cosine."""
 
-    def uses(self) -> tuple[Use, ...]:
-        """Return tfmot."""
-        return ("tfmot",)
+    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
+        from compress.learning.tfmot import adapter
 
-    def run(self, artifact: Artifact, context: Context) -> Facts:
-        """Train with sparsity; return the zeros per layer, the compressed sizes, and the history."""
-        from compress.learning.tfmot import sparsity as tfmot
-        from compress.model.ir import keras_graph
-        from compress.model.ir.tensorflow import keras
-        from compress.pipeline.stages import working_model
+        return adapter.sparsify(network, self.sparsity, self, context)
 
-        keras(context.seed)
-        dense = keras_graph.read(working_model.read(artifact, context))
-        sparse, facts = tfmot.sparsify(dense, self.sparsity, self, context)
-        return facts | working_model.write_redundant(sparse, artifact, context)
+
+class Cluster(_Redundant):
+    """Train with clustered weights (tfmot): each kernel has only a few different values. The download is smaller; the
+    Edge TPU is not faster. Later stages that train, except quantize, undo it."""
+
+    name: ClassVar[str] = "cluster"
+    version: ClassVar[int] = 4
+
+    clusters: Annotated[int, Field(ge=2, le=256)] = 16
+    """Number of different values in one kernel. The zeros of a sparse kernel remain and count as one value."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Number of passes over the training split."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
+    """Initial learning rate of Adam; it falls to 0 along a cosine."""
+
+    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
+        from compress.learning.tfmot import adapter
+
+        return adapter.cluster(network, self.clusters, self, context)

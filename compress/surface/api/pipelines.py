@@ -72,7 +72,7 @@ def run(
         pipeline: the YAML file.
         out: the folder for the results.
         force: ids of stages to re-run.
-        store: shares results with other machines, such as "s3://BUCKET/PREFIX": docs/search.md.
+        store: shares results with other machines, a folder or "s3://BUCKET/PREFIX": docs/search.md.
 
     Returns:
         The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.
@@ -83,7 +83,7 @@ def run(
     """
     from compress.core.errors import PipelineError
     from compress.pipeline import runner, schema
-    from compress.pipeline.shared_store import connected, store_in
+    from compress.pipeline.shared_store import store_in
 
     checked = schema.load(Path(pipeline))
     if checked.head.recipe is not None:
@@ -94,7 +94,7 @@ def run(
         if name not in known:
             raise PipelineError(f"force: unknown stage {name!r}", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
-    shared = store_in(Path(out), connected(store))
+    shared = store_in(Path(out), store)
     record = runner.run(checked, Path(out), SilentMonitor(folder / runner.LOG), frozenset(force), shared)
     return RunResult.of(record, folder)
 

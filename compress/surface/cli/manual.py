@@ -187,7 +187,7 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def operators() -> str:
-    """Return the page about the operators of the Edge TPU; docs/operators.md is its copy."""
+    """Return the page about the operators of the Edge TPU."""
     from compress.targets.edgetpu import operators_page
 
     return operators_page.page(targets.load("edgetpu"))

@@ -44,8 +44,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_store(self) -> None:
         """Add the option `--store` of commands that take results from the store."""
-        summary = "share results with other machines through S3-compatible storage"
-        self.add_argument("--store", metavar="s3://BUCKET/PREFIX", help=summary)
+        summary = "share results with other machines through a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+        self.add_argument("--store", metavar="ADDRESS", help=summary)
 
     def add_json(self) -> None:
         """Add the option `--json`."""

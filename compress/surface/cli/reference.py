@@ -1,8 +1,9 @@
-"""Commands that print the reference: stages, schema, operators."""
+"""Commands that print the manuals: stages, schema, manual."""
 
 from __future__ import annotations
 
 import argparse
+import runpy
 from typing import TYPE_CHECKING
 
 from compress.surface.cli.output import write, write_json
@@ -17,7 +18,8 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "stages", "List every stage with its settings, defaults and meaning", stages)
     parser.add_json()
     add_command(subparsers, "schema", "Print the JSON schema of pipeline.yaml, for editors", schema)
-    add_command(subparsers, "operators", "List what runs on the Edge TPU, and the rules of `check`", operators)
+    parser = add_command(subparsers, "manual", "Print a page of the manuals as Markdown", manual_page)
+    parser.add_argument("page", nargs="?", default="index", metavar="PAGE", help="such as reference/sources")
 
 
 def stages(options: argparse.Namespace) -> int:
@@ -40,10 +42,17 @@ def schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def operators(options: argparse.Namespace) -> int:
-    """`python -m compress operators`."""
-    del options
-    from compress.surface.cli import manual
+def manual_page(options: argparse.Namespace) -> int:
+    """`python -m compress manual`."""
+    from compress.core.errors import PipelineError
+    from compress.core.resources import shipped
 
-    write(manual.operators().rstrip("\n"))
+    docs = shipped("docs")
+    texts = {str(path.relative_to(docs).with_suffix("")): path for path in sorted(docs.rglob("*.md"))}
+    name = options.page.removeprefix("docs/").removesuffix(".md").rstrip("/")
+    name = name if name in texts else f"{name}/index"
+    if name not in texts:
+        raise PipelineError(f"{options.page!r} is not a page of the manuals", allowed=", ".join(texts))
+    generated = runpy.run_path(str(docs / "site" / "write_reference.py"))["pages"]()  # shipped beside the pages
+    write((generated.get(name) or texts[name].read_text(encoding="utf-8")).rstrip("\n"))
     return 0

@@ -63,25 +63,29 @@ def run(options: argparse.Namespace) -> int:
 def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     """Run a pipeline and print the results."""
     from compress.learning.training import strategies
-    from compress.learning.training.cluster import VARIABLE
-    from compress.pipeline import runner, workers
+    from compress.pipeline import runner
     from compress.pipeline.acceptance import result_error
-    from compress.pipeline.shared_store import connected, store_in
+    from compress.pipeline.shared_store import store_in
     from compress.surface.cli.console import Console
 
     folder = options.out / pipeline.head.name
-    store = store_in(options.out, connected(options.store))
-    cluster = strategies.workers(pipeline.head.execution)
-    log = runner.LOG if cluster is None or cluster.is_chief else f"worker-{cluster.index}.log"
+    store = store_in(options.out, options.store)
+    execution = pipeline.head.execution
+    worker = strategies.worker(execution)
+    log = f"worker-{worker}.log" if worker else runner.LOG
+    forced = frozenset(options.force)
     with Console(folder / log) as console:
         console.line(f"coralline: {options.pipeline} -> {folder}")
-        if cluster is None and os.environ.get(VARIABLE):
-            console.line(f"coralline: {VARIABLE} is set, but is used with `execution: {{strategy: multi_worker}}` only")
-        record = workers.run(pipeline, options.out, console, frozenset(options.force), store)
-    if record is None:
-        assert cluster is not None
-        note(f"coralline: worker {cluster.index} is done; the chief writes the results")
-        return 0
+        if worker is not None:  # TensorFlow's server has to start before this process uses TensorFlow
+            console.line("coralline: waiting for the other workers")
+            strategies.strategy(execution.strategy)
+        elif os.environ.get(strategies.VARIABLE):
+            console.line("coralline: TF_CONFIG is set, but is used with `execution: {strategy: multi_worker}` only")
+        if worker:
+            runner.take_part(pipeline, options.out, console, forced, store)
+            note(f"coralline: worker {worker} is done; the chief writes the results")
+            return 0
+        record = runner.run(pipeline, options.out, console, forced, store, is_chief=worker == 0)
     if options.json:
         write_json(record.to_json())
     else:
@@ -96,7 +100,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.core.errors import BudgetError
     from compress.pipeline import schema, yaml_file
     from compress.pipeline.search import recipes
-    from compress.pipeline.shared_store import connected
+    from compress.pipeline.shared_store import store_in
     from compress.surface.cli.search import worker_process
 
     document = yaml_file.read(options.pipeline)
@@ -107,7 +111,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
         names = [recipe.name for recipe in recipes.RECIPES]
         write_json({"schema_version": 1, "recipes": names}) if options.json else write("\n".join(names))
         return 0
-    connected(options.store)
+    store_in(options.out, options.store)  # an error of the shared store comes before the first recipe
     worker = worker_process(options.store)
     try:
         choice = recipes.choose(document, pipeline, options.out, worker, note)
@@ -127,9 +131,9 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.pipeline.runner import preview
-    from compress.pipeline.shared_store import connected, store_in
+    from compress.pipeline.shared_store import store_in
 
-    store = store_in(options.out, connected(options.store))
+    store = store_in(options.out, options.store)
     steps = [
         {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
         for step, status in preview(pipeline, options.out, frozenset(options.force), store)

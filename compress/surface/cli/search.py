@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +22,12 @@ if TYPE_CHECKING:
 
 WORKER = [sys.executable, "-P", "-m", "compress.surface.cli.search_worker"]
 """The program of the process that runs trials."""
+PROGRAM = [sys.executable, "-P", "-m", "compress"]
+"""The program of the other processes of this machine that run trials."""
+MAX_WORKERS = 64
+"""Processes of one command: each takes 1 to 4 GB of memory."""
+PATIENCE_S = 60.0
+"""Time for a process that joins the search to end after it was interrupted."""
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -27,7 +37,10 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("pipeline", type=Path, help="a pipeline file with the key `search`")
     parser.add_argument("--dry-run", action="store_true", help="check the file, and show what would be varied")
     parser.add_argument(
-        "--storage", metavar="URL", help="a database for the trials, such as sqlite:///search.db (default: a journal)"
+        "--workers", type=int, default=1, metavar="N", help="processes that run trials here (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--storage", metavar="URL", help="a database for the trials of several machines (default: a SQLite file)"
     )
     parser.add_argument(
         "--join", action="store_true", help="only run trials, for a search on another machine with the same --storage"
@@ -35,12 +48,6 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_out()
     parser.add_store()
     parser.add_json()
-
-    summary = "Serve a database to the searches of many machines, through Optuna's gRPC proxy"
-    parser = add_command(subparsers, "search-proxy", summary, proxy)
-    parser.add_argument("storage", metavar="URL", help="the database, such as postgresql+psycopg://USER@HOST/DATABASE")
-    parser.add_argument("--host", default="localhost", help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=13000, help="the port (default: %(default)s)")
 
 
 def worker_process(store: str | None = None) -> WorkerProcess:
@@ -59,29 +66,34 @@ def search(options: argparse.Namespace) -> int:
     """`python -m compress search`.
 
     Raises:
+        PipelineError: the file, the database or the number of processes is invalid.
         ResultError: no trial meets all constraints and the budget, or the one that does cannot be used.
     """
     from compress.pipeline.search.run import SettingsSearch, read_plan
-    from compress.pipeline.search.study import require_optuna
-    from compress.pipeline.shared_store import connected
+    from compress.pipeline.search.study import require_optuna, sampler_name
+    from compress.pipeline.shared_store import store_in
     from compress.report import search_page
     from compress.report.wording import count
 
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise PipelineError(f"{options.workers} processes", where="--workers", allowed=f"1 to {MAX_WORKERS}")
     plan = read_plan(options.pipeline)
     require_optuna()
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
-    connected(options.store)
-    study = plan.study(options.out, options.storage, show=note)
-    worker = worker_process(options.store)
-    running = SettingsSearch(plan, options.out, study, worker, note, joins=options.join)
-    if options.join:
-        note(f"coralline: trials of {options.pipeline} for the search {study.name}")
-        ran = running.join()
-        write_json({"schema_version": 1, "trials": ran}) if options.json else write(f"{count(ran, 'trial')} run here")
-        return 0
-    note(f"coralline: {options.pipeline} -> {running.folder}, search {study.name}")
-    record = running.run()
+    store_in(options.out, options.store)  # an error of the shared store comes before the first trial
+    study = plan.study(options.out, options.storage, joins=options.join)
+    running = SettingsSearch(plan, options.out, study, worker_process(options.store), note, joins=options.join)
+    with _joining(options, plan.folder(options.out)):
+        if options.join:
+            note(f"coralline: trials of {options.pipeline} for the search {study.name}, {sampler_name()}")
+            ran = running.join()
+            write_json({"schema_version": 1, "trials": ran}) if options.json else write(
+                f"{count(ran, 'trial')} run here"
+            )
+            return 0
+        note(f"coralline: {options.pipeline} -> {running.folder}, search {study.name}, {sampler_name()}")
+        record = running.run()
     if options.json:
         write_json(record.to_json())
     else:
@@ -92,21 +104,35 @@ def search(options: argparse.Namespace) -> int:
     return 0
 
 
-def proxy(options: argparse.Namespace) -> int:
-    """`python -m compress search-proxy`.
-
-    Raises:
-        PipelineError: the database cannot be used, or the port is invalid or in use.
-    """
-    if not 1 <= options.port <= 65_535:
-        raise PipelineError(f"{options.port} is not a port", where="--port", allowed="1 to 65535")
-    from compress.pipeline.search.storage import opened, serve
-    from compress.pipeline.search.study import require_optuna
-
-    require_optuna()
-    storage = opened(options.storage, note)
-    serve(storage, options.host, options.port, note)
-    return 0
+@contextmanager
+def _joining(options: argparse.Namespace, folder: Path) -> Iterator[None]:
+    """Start the other processes of this machine; they end with the search, or are interrupted with it."""
+    command = [
+        *PROGRAM,
+        "search",
+        str(options.pipeline),
+        "--join",
+        "--out",
+        str(options.out),
+    ]
+    for name, value in (("--storage", options.storage), ("--store", options.store)):
+        command += [] if value is None else [name, value]
+    processes = []
+    try:
+        for number in range(1, options.workers):
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / f"worker-{number}.log").open("a") as log:
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for process in processes:
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _dry_run(space: Space, *, as_json: bool) -> int:

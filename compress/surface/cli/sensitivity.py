@@ -9,7 +9,7 @@ from typing import Any
 from compress.core.errors import PipelineError, StageError
 from compress.pipeline import runner
 from compress.pipeline.schema import SensitivitySettings, load
-from compress.pipeline.shared_store import connected, store_in
+from compress.pipeline.shared_store import store_in
 from compress.surface.cli.console import Console
 from compress.tasks import task_of
 
@@ -50,7 +50,7 @@ def measure(path: Path, samples: int, out: Path, store: str | None = None) -> tu
     measured = pipeline.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = pipeline.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = pipeline.head.model_copy(update={"name": name, "measure": measured})
-    shared = store_in(out, connected(store))
+    shared = store_in(out, store)
     with Console(out / name / runner.LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console, store=shared)

@@ -98,7 +98,7 @@ class Access:
     def command(self, address: DeviceAddress) -> list[str]:
         """Return the command that starts the agent; for a folder on this machine, with this Python."""
         if address.host is None:
-            return [sys.executable, "-IS", "-c", _BOOT]
+            return [sys.executable, "-I", "-c", _BOOT]
         options = ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes"]
         options += ["-o", "LogLevel=ERROR"]  # no banner: it is not why something failed
         options += ["-o", "ControlMaster=no", "-o", "RemoteCommand=none"]  # what the user's settings have for people
@@ -108,7 +108,7 @@ class Access:
             options += ["-i", str(self.identity.absolute()), "-o", "IdentitiesOnly=yes"]
         options += ["-p", str(address.port)] if address.port else []
         home, program = ("~/", self.python[2:]) if self.python.startswith("~/") else ("", self.python)
-        return ssh.command(address.login, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
+        return ssh.command(address.login, f"{home}{shlex.join([program, '-I', '-c', _BOOT])}", options)
 
 
 def _quoted(path: Path) -> str:
@@ -123,7 +123,7 @@ def program() -> bytes:
     """Return the agent as one line, as `_BOOT` reads it."""
     folder = Path(agent.__file__).parent
     sources = {"deploy": "", "deploy.contract": ""}
-    for name in ("errors", "durable_files", "signature", "update_metadata", "trust", "releases", "agent"):
+    for name in ("errors", "durable_files", "trust", "releases", "agent"):
         sources[f"deploy.contract.{name}"] = (folder / f"{name}.py").read_text(encoding="utf-8")
     return base64.b64encode(zlib.compress(_PROGRAM.format(sources=sources).encode(), 9)) + b"\n"
 

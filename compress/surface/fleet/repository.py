@@ -18,30 +18,36 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compress.bundling import runner_pyz
 from compress.core.errors import CorallineError, PipelineError, SigningError
 from compress.core.files import explain, write_atomically
 from compress.surface.fleet import key_files
-from deploy.contract import bundle, trust, update_metadata
-from deploy.contract.update_metadata import FileInfo, Metadata, RoleKeys, Root, TrustError
+from deploy.contract import bundle, trust
+from deploy.contract.trust import TrustError
 
-if TYPE_CHECKING:
-    from securesystemslib.signer import Signer
+try:
+    from securesystemslib.signer import CryptoSigner
+    from tuf.api.exceptions import RepositoryError
+    from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
+except ImportError as missing:
+    package = (missing.name or "tuf").partition(".")[0]
+    hint = "pip install 'cryptography>=48' 'tuf~=7.0'"
+    raise SigningError(f"the package `{package}` is not installed", hint=hint) from missing
 
-INSTALL = "pip install 'cryptography>=48' 'tuf~=7.0'"
 ROLES = ("root", "targets", "online")
 """The roles whose keys can be rotated; `online` is one key for the roles snapshot and timestamp."""
 DAYS = {"root": 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 """The validity of new metadata. The end of the timestamp bounds how long a device can be kept from updates."""
+MAX_KEYS = 64
+"""The largest number of root keys: a device verifies each signature."""
 ANCHOR = "root.json"
 RUNNER = "runner.pyz"
 LOCK = ".lock"
@@ -56,36 +62,40 @@ class Contents:
         root: the newest root.
         roots: the bytes of all versions of the root, from version 1 on.
         metadata: the newest targets, snapshot and timestamp metadata, by role; a role may be missing.
-        targets: the listed files, by name.
+        files: their bytes, by role.
         rotated_targets: the newest targets metadata, if its keys were rotated and nothing is signed with the new ones:
             `rotate` was interrupted.
     """
 
     root: Root
     roots: tuple[bytes, ...]
-    metadata: Mapping[str, Metadata]
-    targets: Mapping[str, FileInfo]
-    rotated_targets: Metadata | None = None
+    metadata: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    rotated_targets: Targets | None = None
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the newest root."""
         return trust.fingerprint(self.roots[-1])
 
+    @property
+    def targets(self) -> dict[str, TargetFile]:
+        """The listed files, by name."""
+        return dict(self.metadata["targets"].targets) if "targets" in self.metadata else {}
+
     def to_json(self) -> dict[str, Any]:
         """Return the content as a plain map."""
-        rows = {"root": self.root.metadata, **self.metadata}
         return {
             "schema_version": 1,
             "fingerprint": self.fingerprint,
             "roles": {
                 role: {
                     "version": row.version,
-                    "expires": update_metadata.time_text(row.expires),
-                    "keys": sorted(self.root.roles[role].keys),
+                    "expires": row.expires.strftime(trust.TIME_FORMAT),
+                    "keys": sorted(self.root.roles[role].keyids),
                     "threshold": self.root.roles[role].threshold,
                 }
-                for role, row in rows.items()
+                for role, row in {"root": self.root, **self.metadata}.items()
             },
             "targets": {name: info.hashes["sha256"] for name, info in sorted(self.targets.items())},
         }
@@ -93,10 +103,12 @@ class Contents:
     def messages(self) -> dict[str, str]:
         """Return the metadata files that a device needs, by name, for the agent."""
         names = {f"{number}.root.json": content for number, content in enumerate(self.roots, 1)}
-        names["timestamp.json"] = self.metadata["timestamp"].content
-        for role in ("snapshot", "targets"):
-            names[f"{self.metadata[role].version}.{role}.json"] = self.metadata[role].content
+        names |= {_file_name(row): self.files[role] for role, row in self.metadata.items()}
         return {name: content.decode() for name, content in names.items()}
+
+
+def _file_name(signed: Any) -> str:
+    return "timestamp.json" if signed.type == "timestamp" else f"{signed.version}.{signed.type}.json"
 
 
 # --- reading --------------------------------------------------------------------------
@@ -115,41 +127,56 @@ def read(folder: Path, anchor: Path | None = None) -> Contents:
     """
     try:
         return _read(folder, anchor)
-    except TrustError as error:
+    except (TrustError, RepositoryError) as error:
         hint = "use a sound copy of the repository, and the root.json that belongs to your keys"
-        raise SigningError(f"the repository cannot be used: {error.what}", where=str(folder), hint=hint) from error
+        raise SigningError(f"the repository cannot be used: {error}", where=str(folder), hint=hint) from error
     except OSError as error:
         raise explain(error, "the repository cannot be read", folder) from error
 
 
 def _read(folder: Path, anchor: Path | None) -> Contents:
     roots: list[Root] = []
-    while (content := _metadata_file(folder, f"{len(roots) + 1}.root.json", "root")) is not None:
-        new = update_metadata.read_root(content)
-        if roots:
-            update_metadata.check_signatures(new.metadata, roots[-1])
-        if new.metadata.version != len(roots) + 1:
-            raise TrustError(f"{len(roots) + 1}.root.json has version {new.metadata.version}")
-        roots.append(new)
+    contents: list[bytes] = []
+    while (content := _metadata_file(folder, f"{len(roots) + 1}.root.json")) is not None:
+        root = _verified(content, "root", roots[-1:])
+        root = _verified(content, "root", [root])
+        if root.version != len(roots) + 1:
+            raise RepositoryError(f"{len(roots) + 1}.root.json has version {root.version}")
+        roots.append(root)
+        contents.append(content)
     if not roots:
         raise SigningError("is not a repository", where=str(folder), hint="python -m compress trust init REPOSITORY")
-    contents = tuple(root.metadata.content for root in roots)
     if anchor is not None and anchor.read_bytes() not in contents:
-        raise TrustError(f"{anchor} is none of its roots")
-    metadata: dict[str, Metadata] = {}
-    rotated: dict[str, Metadata] = {}
+        raise RepositoryError(f"{anchor} is none of its roots")
+    metadata: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    rotated = None
     for role in ("targets", "snapshot", "timestamp"):
-        content = _metadata_file(folder, _newest(folder, role), role)
-        if content is not None:
-            row = update_metadata.parse(content, role)
-            if _is_signed(row, roots[-1]):
-                metadata[role] = row
-            elif any(_is_signed(row, root) for root in roots):
-                rotated[role] = row
-            else:
-                update_metadata.check_signatures(row, roots[-1])
-    targets = update_metadata.targets(metadata["targets"]) if "targets" in metadata else {}
-    return Contents(roots[-1], contents, metadata, targets, rotated.get("targets"))
+        file = _metadata_file(folder, _newest(folder, role))
+        if file is None:
+            continue
+        try:
+            metadata[role], files[role] = _verified(file, role, roots[-1:]), file
+        except RepositoryError:
+            signers = [root for root in roots if _is_signed(file, role, root)]
+            if not signers:
+                raise
+            rotated = _verified(file, role, signers[:1]) if role == "targets" else rotated
+    return Contents(roots[-1], tuple(contents), metadata, files, rotated)
+
+
+def _verified(content: bytes, role: str, roots: Sequence[Root]) -> Any:
+    """Return the signed part of a metadata file that each of some roots has keys for.
+
+    Raises:
+        RepositoryError: it is not valid metadata of this role, or not signed by enough keys.
+    """
+    metadata: Any = Metadata.from_bytes(content)
+    if metadata.signed.type != role:
+        raise RepositoryError(f"{metadata.signed.type} metadata is where {role} metadata must be")
+    for root in roots:
+        root.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+    return metadata.signed
 
 
 def _newest(folder: Path, role: str) -> str:
@@ -163,16 +190,16 @@ def _number(path: Path) -> int:
     return int(number) if re.fullmatch("[0-9]{1,15}", number) else 0
 
 
-def _is_signed(metadata: Metadata, root: Root) -> bool:
+def _is_signed(content: bytes, role: str, root: Root) -> bool:
     try:
-        update_metadata.check_signatures(metadata, root)
-    except TrustError:
+        _verified(content, role, [root])
+    except RepositoryError:
         return False
     return True
 
 
-def _metadata_file(folder: Path, name: str, role: str) -> bytes | None:
-    return trust.read_file(str(folder / "metadata" / name), update_metadata.MAX_BYTES[role])
+def _metadata_file(folder: Path, name: str) -> bytes | None:
+    return trust.read_file(str(folder / "metadata" / name), trust.MAX_BYTES)
 
 
 def published(folder: Path) -> tuple[Contents, bytes]:
@@ -207,11 +234,10 @@ class Editor:
         days: the validity of new metadata, by role; others have `DAYS`.
 
     Raises:
-        SigningError: python-tuf is not installed, or the repository does not follow from the root next to the keys.
+        SigningError: the repository does not follow from the root next to the keys.
     """
 
     def __init__(self, folder: Path, keys: Sequence[Path], days: Mapping[str, int] | None = None) -> None:
-        _require_tuf()
         self.folder, self.keys, self._days = folder, list(keys), {**DAYS, **(days or {})}
         anchors = [path / ANCHOR for path in self.keys if (path / ANCHOR).is_file()]
         if not anchors:
@@ -224,9 +250,9 @@ class Editor:
     def _read(self) -> None:
         """Read the repository, and the newest version of each role."""
         self.contents = read(self.folder, self._anchor)
-        self._versions = {role: row.version for role, row in self.contents.metadata.items()}
+        self._versions: dict[str, int] = {role: row.version for role, row in self.contents.metadata.items()}
         if "snapshot" in self.contents.metadata:  # also if the keys of targets were rotated, and nothing is signed yet
-            listed = update_metadata.meta(self.contents.metadata["snapshot"])["targets.json"].version
+            listed = self.contents.metadata["snapshot"].meta["targets.json"].version
             self._versions["targets"] = max(listed, self._versions.get("targets", 0))
 
     @contextmanager
@@ -297,22 +323,17 @@ class Editor:
             self._refresh()
 
     def _refresh(self) -> None:
-        from tuf.api.metadata import MetaFile, Snapshot, Timestamp
-
         if "targets" not in self.contents.metadata:
             hint = "python -m compress trust add REPOSITORY BUNDLE"
             raise SigningError("has no targets metadata", where=str(self.folder), hint=hint)
-        targets = self.contents.metadata["targets"]
-        listed = MetaFile.from_data(targets.version, targets.content, ["sha256"])
-        snapshot = self._publish(
-            "snapshot", Snapshot(self._next("snapshot"), None, self._expires("snapshot"), {"targets.json": listed})
-        )
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        listed = MetaFile.from_data(snapshot.version, snapshot.content, ["sha256"])
-        timestamp = Timestamp(
-            self._next("timestamp"), None, self._expires("timestamp"), listed, unrecognized_fields={"issued": now}
-        )
-        self._publish("timestamp", timestamp)
+        content = self.contents.files["targets"]
+        listed = MetaFile.from_data(self.contents.metadata["targets"].version, content, ["sha256"])
+        expires = self._expires("snapshot")
+        content = self._publish(Snapshot(self._next("snapshot"), None, expires, {"targets.json": listed}))
+        listed = MetaFile.from_data(self._versions["snapshot"], content, ["sha256"])
+        issued = {"issued": datetime.now(UTC).strftime(trust.TIME_FORMAT)}
+        expires = self._expires("timestamp")
+        self._publish(Timestamp(self._next("timestamp"), None, expires, listed, unrecognized_fields=issued))
 
     def rotate(self, role: str, drop: Sequence[str] = (), threshold: int | None = None) -> list[Path]:
         """Replace keys of a role in a new root, and sign again what they have signed.
@@ -333,15 +354,13 @@ class Editor:
             return self._rotate(role, drop, threshold)
 
     def _rotate(self, role: str, drop: Sequence[str], threshold: int | None) -> list[Path]:
-        from tuf.api.metadata import Root as TufRoot
-
         roles = ("snapshot", "timestamp") if role == "online" else (role,)
         current = self.contents.root.roles[roles[0]]
-        dropped = [_key_of(current, role, beginning) for beginning in drop] or list(current.keys)
+        dropped = [_key_of(current.keyids, role, beginning) for beginning in drop] or list(current.keyids)
         required = current.threshold if threshold is None else threshold
-        if not 1 <= required <= len(current.keys):
-            raise PipelineError(f"--threshold is {required}", allowed=f"1 to {len(current.keys)}, the number of keys")
-        new = TufRoot.from_dict(json.loads(self.contents.roots[-1])["signed"])
+        if not 1 <= required <= len(current.keyids):
+            raise PipelineError(f"--threshold is {required}", allowed=f"1 to {len(current.keyids)}, the number of keys")
+        new: Any = Metadata.from_bytes(self.contents.roots[-1]).signed
         new.version += 1
         new.expires = self._expires("root")
         self._require_signers("root")
@@ -371,7 +390,7 @@ class Editor:
 
     # --- parts ------------------------------------------------------------------------
 
-    def _release(self, new: Mapping[str, bytes], removed: Sequence[str], before: Metadata | None = None) -> None:
+    def _release(self, new: Mapping[str, bytes], removed: Sequence[str], before: Targets | None = None) -> None:
         """Publish new targets metadata, and the online metadata if its key is available.
 
         Args:
@@ -379,19 +398,16 @@ class Editor:
             removed: the names that are not listed any more.
             before: the targets metadata to start with, if its keys were rotated; None: that of the repository.
         """
-        from tuf.api.metadata import TargetFile, Targets
-
         self._require_signers("targets")
         before = before or self.contents.metadata.get("targets")
         listed = {}
         if before is not None:
-            old = Targets.from_dict(json.loads(before.content)["signed"])
-            listed = {name: entry for name, entry in old.targets.items() if name not in removed}
+            listed = {name: entry for name, entry in before.targets.items() if name not in removed}
         for name, content in new.items():
             listed[name] = TargetFile.from_data(name, content, ["sha256"])
             digest = hashlib.sha256(content).hexdigest()
             self._write(self.folder / "targets" / f"{digest}.{name}", content)
-        self._publish("targets", Targets(self._next("targets"), None, self._expires("targets"), listed))
+        self._publish(Targets(self._next("targets"), None, self._expires("targets"), listed))
         if self.has_signers("timestamp") and self.has_signers("snapshot"):
             self._refresh()
 
@@ -401,14 +417,14 @@ class Editor:
         metadata = self.contents.metadata
         if not {"targets", "snapshot", "timestamp"} <= set(metadata):
             return False
-        return update_metadata.meta(metadata["snapshot"])["targets.json"].version == metadata["targets"].version
+        return bool(metadata["snapshot"].meta["targets.json"].version == metadata["targets"].version)
 
     def has_signers(self, role: str) -> bool:
         """Return whether enough keys of a role are available."""
-        return len(self._keys_of(role)) >= self.contents.root.roles[role].threshold
+        return len(self._keys_of(role)) >= int(self.contents.root.roles[role].threshold)
 
-    def _keys_of(self, role: str) -> list[Signer]:
-        return [self._signers[name] for name in self.contents.root.roles[role].keys if name in self._signers]
+    def _keys_of(self, role: str) -> list[CryptoSigner]:
+        return [self._signers[name] for name in self.contents.root.roles[role].keyids if name in self._signers]
 
     def _require_signers(self, role: str) -> None:
         if not self.has_signers(role):
@@ -416,7 +432,7 @@ class Editor:
             what = (
                 f"{len(self._keys_of(role))} keys of the role {role} are in --keys, and {keys.threshold} are required"
             )
-            raise SigningError(what, allowed=", ".join(keys.keys), hint="pass --keys once for each place")
+            raise SigningError(what, allowed=", ".join(keys.keyids), hint="pass --keys once for each place")
 
     def _next(self, role: str) -> int:
         self._versions[role] = self._versions.get(role, 0) + 1
@@ -425,36 +441,24 @@ class Editor:
     def _expires(self, role: str) -> datetime:
         return datetime.now(UTC).replace(microsecond=0) + timedelta(days=self._days[role])
 
-    def _publish(self, role: str, signed: Any) -> Metadata:
-        """Sign metadata with the available keys of its role, verify it, and write it."""
-        from tuf.api.metadata import Metadata as TufMetadata
-
-        self._require_signers(role)
-        document = TufMetadata(signed)
-        for signer in self._keys_of(role):
-            document.sign(signer, append=True)
-        metadata = update_metadata.parse(document.to_bytes(), role)
-        update_metadata.check_signatures(metadata, self.contents.root)
-        name = "timestamp.json" if role == "timestamp" else f"{metadata.version}.{role}.json"
-        self._write(self.folder / "metadata" / name, metadata.content)
+    def _publish(self, signed: Any) -> bytes:
+        """Sign metadata with the available keys of its role, verify it, and write it; return its bytes."""
+        self._require_signers(signed.type)
+        content = _signed(signed, self._keys_of(signed.type))
+        _verified(content, signed.type, [self.contents.root])
+        self._write(self.folder / "metadata" / _file_name(signed), content)
         self.contents = read(self.folder)
-        return metadata
+        return content
 
-    def _publish_root(self, signed: Any) -> None:
+    def _publish_root(self, signed: Root) -> None:
         """Sign a new root with the available keys of the old and of the new root, verify it, and write it."""
-        from tuf.api.metadata import Metadata as TufMetadata
-
-        document = TufMetadata(signed)
-        names = {*self.contents.root.roles["root"].keys, *signed.roles["root"].keyids}
-        for name in sorted(names & set(self._signers)):
-            document.sign(self._signers[name], append=True)
-        content = document.to_bytes()
+        names = {*self.contents.root.roles["root"].keyids, *signed.roles["root"].keyids}
+        content = _signed(signed, [self._signers[name] for name in sorted(names & set(self._signers))])
         try:
-            new = update_metadata.read_root(content)
-            update_metadata.check_signatures(new.metadata, self.contents.root)
-        except TrustError as error:
-            raise SigningError(error.what, hint="pass --keys once for each place with root keys") from error
-        self._write(self.folder / "metadata" / f"{new.metadata.version}.root.json", content)
+            _verified(content, "root", [self.contents.root, signed])
+        except RepositoryError as error:
+            raise SigningError(str(error), hint="pass --keys once for each place with root keys") from error
+        self._write(self.folder / "metadata" / _file_name(signed), content)
         self.contents = read(self.folder)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -479,21 +483,17 @@ def init(
 
     Raises:
         PipelineError: the numbers are impossible.
-        SigningError: python-tuf is not installed, or a repository or keys exist.
+        SigningError: a repository or keys exist.
         StoreError: a folder cannot be written.
     """
-    _require_tuf()
-    from tuf.api.metadata import Metadata as TufMetadata
-    from tuf.api.metadata import Root as TufRoot
-
-    if not 1 <= threshold <= root_keys <= update_metadata.MAX_KEYS:
+    if not 1 <= threshold <= root_keys <= MAX_KEYS:
         raise PipelineError(f"{threshold} of {root_keys} root keys cannot sign", allowed="1 <= threshold <= root keys")
     for path in (folder / "metadata" / "1.root.json", keys / ANCHOR):
         if path.exists():
             raise SigningError("exists, and is not overwritten", where=str(path), hint="use another folder")
     lifetime = {**DAYS, **(days or {})}
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=lifetime["root"])
-    root = TufRoot(version=1, expires=expires, consistent_snapshot=True)
+    root = Root(version=1, expires=expires, consistent_snapshot=True)
     signers = _signers([key_files.generate(keys, "root") for _ in range(root_keys)])
     for signer in signers.values():
         root.add_key(signer.public_key, "root")
@@ -502,11 +502,8 @@ def init(
         for signer in _signers([key_files.generate(keys, name)]).values():
             for role in roles:
                 root.add_key(signer.public_key, role)
-    document = TufMetadata(root)
-    for signer in signers.values():
-        document.sign(signer, append=True)
-    content = document.to_bytes()
-    update_metadata.read_root(content)
+    content = _signed(root, list(signers.values()))
+    _verified(content, "root", [root])
     try:
         for path in (keys / ANCHOR, folder / "metadata" / "1.root.json"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -518,26 +515,23 @@ def init(
     return editor.contents
 
 
-def _key_of(keys: RoleKeys, role: str, beginning: str) -> str:
+def _key_of(keys: Sequence[str], role: str, beginning: str) -> str:
     """Return the id of a key of a role that begins in this way."""
-    matching = [name for name in keys.keys if name.startswith(beginning)]
+    matching = [name for name in keys if name.startswith(beginning)]
     if len(matching) != 1:
         what = f"{beginning} is the beginning of {len(matching)} keys of {role}"
-        raise PipelineError(what, where="--drop", allowed=", ".join(keys.keys))
+        raise PipelineError(what, where="--drop", allowed=", ".join(keys))
     return matching[0]
 
 
-def _signers(paths: Sequence[Path]) -> dict[str, Signer]:
-    """Return the private keys in files and folders, by key id."""
-    from securesystemslib.signer import CryptoSigner
+def _signed(signed: Any, signers: Sequence[CryptoSigner]) -> bytes:
+    document = Metadata(signed)
+    for signer in signers:
+        document.sign(signer, append=True)
+    return bytes(document.to_bytes())
 
+
+def _signers(paths: Sequence[Path]) -> dict[str, CryptoSigner]:
+    """Return the private keys in files and folders, by key id."""
     signers = [CryptoSigner(key_files.read(path)) for path in key_files.find(paths)]
     return {signer.public_key.keyid: signer for signer in signers}
-
-
-def _require_tuf() -> None:
-    try:
-        import cryptography  # noqa: F401
-        import tuf  # noqa: F401
-    except ImportError as error:
-        raise SigningError(f"the package `{error.name}` is not installed", hint=INSTALL) from error

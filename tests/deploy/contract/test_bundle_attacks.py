@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import json
 import os
 import struct
@@ -15,7 +16,6 @@ from typing import Any
 import golden
 import numpy as np
 import pytest
-import signer
 from archives import central, manifest, patched, table, written
 
 from deploy.contract import bundle
@@ -26,11 +26,8 @@ GOOD = golden.packed()
 
 
 def refused(content: bytes, message: str | None = None) -> None:
-    """Assert that a bundle is refused, also if an earlier version of Coralline signed it."""
     with pytest.raises(BundleError, match=message):
         Bundle(content)
-    with pytest.raises(BundleError, match=message):
-        Bundle(content + signer.trailer(content))
 
 
 def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
@@ -142,7 +139,7 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     read: list[int] = []
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
     refused(content, "overlaps another member")
-    assert sum(read) <= 2 * len(content)  # of the bundle and of the signed bundle
+    assert sum(read) <= len(content)
 
 
 def test_the_encrypted_flag() -> None:
@@ -156,16 +153,14 @@ def test_the_encrypted_flag() -> None:
     refused(content)
 
 
-@pytest.mark.parametrize("flag", [1 << bit for bit in range(16)])
-def test_every_flag_of_an_entry(flag: int) -> None:
-    for place in central(GOOD):
-        refused(patched(GOOD, place + 8, "H", flag))
+def test_every_flag_of_an_entry() -> None:
+    for bit, place in itertools.product(range(16), central(GOOD)):
+        refused(patched(GOOD, place + 8, "H", 1 << bit))
 
 
-@pytest.mark.parametrize("field", [20, 24, 42])
-@pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_sizes_and_places_of_entries(field: int, value: int) -> None:
-    for number, place in enumerate(central(GOOD)):
+def test_sizes_and_places_of_entries() -> None:
+    fields, values = (20, 24, 42), (0, 1, 0x7FFFFFFF, 0xFFFFFFFF)
+    for field, value, (number, place) in itertools.product(fields, values, enumerate(central(GOOD))):
         if (field, value, number) != (42, 0, 0):  # the first member is at 0
             refused(patched(GOOD, place + field, "I", value))
 
@@ -240,8 +235,8 @@ def test_other_content() -> None:
     refused(written(manifest(), same_size), r"int8\.tflite was changed")
 
 
-@pytest.mark.parametrize("key", ["name", "size", "sha256"])
 @pytest.mark.parametrize("value", [None, "", 0, [], {}, "int8.tflite", 1e300])
+@pytest.mark.parametrize("key", ["name", "size", "sha256"])
 def test_the_table_of_members(key: str, value: Any) -> None:
     rows = manifest()["members"]
     changed = [{**row, key: value} for row in rows]
@@ -253,25 +248,22 @@ def test_the_table_of_members(key: str, value: Any) -> None:
 # --- the manifest -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, "1", None, [], {}, 1.5])
-def test_another_schema(version: Any) -> None:
-    refused(written(manifest(schema_version=version)), r"has schema .* reads 1")
+def test_another_schema() -> None:
+    for version in (0, 2, -1, "1", None, [], {}, 1.5):
+        refused(written(manifest(schema_version=version)), r"has schema .* reads 1")
 
 
-@pytest.mark.parametrize("content", [None, [], "text", 1, True, [manifest()]])
-def test_a_manifest_that_is_no_map(content: Any) -> None:
-    refused(written(content), "no schema_version")
+def test_a_manifest_that_is_no_map() -> None:
+    for content in (None, [], "text", 1, True, [manifest()]):
+        refused(written(content), "no schema_version")
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b"NaN", b"\0", b'{"a": 1} {"b": 2}'])
-def test_a_manifest_that_is_no_json(text: bytes) -> None:
-    refused(written(text))
-
-
-@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-def test_numbers_that_json_does_not_have(number: bytes) -> None:
+def test_a_manifest_that_is_no_json() -> None:
+    for text in (b"", b"{", b"\xff\xfe", b"{'a': 1}", b"NaN", b"\0", b'{"a": 1} {"b": 2}'):
+        refused(written(text))
     text = json.dumps(manifest(note="@"), indent=1, sort_keys=True).encode() + b"\n"
-    refused(written(text.replace(b'"@"', number)), "not JSON")
+    for number in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
+        refused(written(text.replace(b'"@"', number)), "not JSON")
 
 
 def test_one_way_to_write_it() -> None:
@@ -348,16 +340,11 @@ def changed_at(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", MISSING, ids=named)
-def test_a_part_that_is_missing(path: tuple[str | int, ...]) -> None:
-    refused(written(changed_at(path, ...)))
-
-
-@pytest.mark.parametrize("value", [None, 1, [[]], {"a": {}}, True, [None]])
-@pytest.mark.parametrize("path", MISSING, ids=named)
-def test_a_part_of_another_type(path: tuple[str | int, ...], value: Any) -> None:
+def test_a_part_that_is_missing_or_of_another_type(path: tuple[str | int, ...]) -> None:
     allowed = {"scale": (None, 1), "zero_point": (1,)}.get(str(path[-1]), ())
-    if isinstance(value, bool) or value not in allowed:
-        refused(written(changed_at(path, value)))
+    for value in (..., None, 1, [[]], {"a": {}}, True, [None]):
+        if isinstance(value, bool) or value not in allowed:
+            refused(written(changed_at(path, value)))
 
 
 TENSOR = manifest()["models"]["int8"]["outputs"][0]
@@ -488,13 +475,16 @@ def test_an_evaluation_sample() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "", "int8.tflitf", [[]], {"a": {}}, True, [None], ["../../etc/passwd"]])
-@pytest.mark.parametrize("key", ["inputs", "labels", "outputs", "metrics"])
-def test_an_evaluation_entry_of_another_type(key: str, value: Any) -> None:
-    if (key, type(value)) not in (("metrics", dict), ("labels", type(None))):
-        refused(evaluated({**EVALUATION, key: value}))
-    if key != "labels":
-        refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
+def test_an_evaluation_entry_of_another_type(value: Any) -> None:
     refused(evaluated(value if value is not None else []))
+    for key in ("inputs", "labels", "outputs", "metrics"):
+        if (key, type(value)) not in (("metrics", dict), ("labels", type(None))):
+            refused(evaluated({**EVALUATION, key: value}))
+
+
+@pytest.mark.parametrize("key", ["inputs", "outputs", "metrics"])
+def test_an_evaluation_entry_without_a_part(key: str) -> None:
+    refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
 
 
 def test_an_evaluation_without_labels() -> None:
@@ -535,6 +525,6 @@ def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None
         opened.evaluation()
 
 
-@pytest.mark.parametrize("tools", [None, 1, "", []])
-def test_tools_of_another_type(tools: Any) -> None:
-    refused(written(manifest(tools=tools)), "does not match schema 1")
+def test_tools_of_another_type() -> None:
+    for tools in (None, 1, "", []):
+        refused(written(manifest(tools=tools)), "does not match schema 1")

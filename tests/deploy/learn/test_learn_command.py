@@ -17,7 +17,7 @@ from deploy import Model
 from deploy import __main__ as command
 from deploy.learn import command as learn_command
 from deploy.learn.recognizer import LearnReport, Recognizer
-from deploy.service.service import _facts, unit
+from deploy.service.serve import _facts, unit
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ def share(recognizer: Recognizer, images: list[Any], name: str) -> float:
 def test_five_photos(tmp_path: Path, method: str, task: str) -> None:
     """Seven is learnt by both methods, from the embedding of a classifier and from a model of embeddings.
 
-    benchmarks/new_products.py measures photos.
+    examples/retail/README.md has the accuracy on photos.
     """
     model = Model(small_shop.opened(task=task), "int8", device="cpu")
     with Recognizer(model, "", LearnSettings(method)) as recognizer:

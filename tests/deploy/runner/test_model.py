@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import update_attacks
 
 import compress.model.tflite.interpreter as host
 from deploy import Answer, Model
-from deploy.contract import bundle, trust
+from deploy.contract import bundle
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
 from deploy.contract.tensors import TensorDescription
-from deploy.contract.update_metadata import TrustError
+from deploy.contract.trust import TrustError
 from deploy.runner.answers import _to_values
 
 
@@ -217,12 +216,11 @@ def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) 
 def test_a_device_that_trusts_a_root_takes_listed_bundles_only(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "time", time)  # restored after the test: the device below has its own clock
     source = update_attacks.Source()
     source.root()
     source.release(1, {"other.coralline": b"other"})
     update_attacks.Device(tmp_path / "etc/coralline/trust", source)
-    monkeypatch.setattr(trust, "time", time)
+    update_attacks.set_clock(None)
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
     with pytest.raises(TrustError, match="not in the signed targets metadata of this device"):
         Model(path)

@@ -39,9 +39,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(*arguments: object, python: str = sys.executable, **more: object) -> Iterator[tuple[Any, str]]:
+def served(*arguments: object, **more: object) -> Iterator[tuple[Any, str]]:
     """Start the service; yield the process, and the address on which it listens."""
-    command = [python, "-W", "error", "-m", "deploy", "serve", *map(str, arguments), "--json"]
+    command = [sys.executable, "-W", "error", "-m", "deploy", "serve", *map(str, arguments), "--json"]
     process = subprocess.Popen(
         command, env=devices.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -77,12 +77,11 @@ def ended(process: Any, number: int = signal.SIGTERM) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.parametrize("python", devices.pythons())
-def test_on_every_interpreter(python: str, path: Path) -> None:
+def test_predictions_facts_and_the_summary(path: Path) -> None:
     with Model(str(path), "int8") as model:
         image = model.bundle.array("golden-input-0.npy")
         label = model(image).label
-    with served(path, "--port", 0, "--role", "int8", python=python) as (process, place):
+    with served(path, "--port", 0, "--role", "int8") as (process, place):
         for _ in range(3):
             status, answer = ask(place, body=bundle.array_bytes(image))
             assert (status, answer["top"][0]["label"]) == (200, label)
@@ -222,9 +221,9 @@ def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
 def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     """The inference hangs. The end of the service waits for it, but not forever."""
     program = (
-        "import os, sys, threading; from deploy.runner import model; from deploy.service import serve; "
+        "import os, sys, threading; from deploy.runner import model; from deploy.service import app; "
         "from deploy import __main__ as runner; "
-        "serve.GRACE_S = 0.5; "
+        "app.GRACE_S = 0.5; "
         "model.Model.answer = lambda self, tensor, shape: threading.Event().wait(); "
         "sys.exit(runner.main(sys.argv[1:]))"
     )

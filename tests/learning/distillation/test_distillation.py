@@ -14,7 +14,7 @@ from blobs import Blobs, context
 from compress.core.errors import ModelError, StageError, UntrustedError
 from compress.data.types import Split
 from compress.learning.distillation import features, losses, teachers
-from compress.learning.distillation.settings import Decoupled, DistillationSettings, Features, Pair
+from compress.learning.distillation.settings import DistillationSettings, Features, Pair
 from compress.learning.distillation.teachers import Teacher
 from compress.learning.training import loop
 from compress.learning.training.batches import Augment
@@ -108,30 +108,6 @@ def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> 
     np.testing.assert_allclose(targets.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
-    """The paper's formula has divergences; the cross-entropies differ from them by a term without the student."""
-    random, temperature = np.random.default_rng(0), 4.0
-    taught, scores, labels = random.normal(size=(5, 4)), random.normal(size=(5, 4)), np.array([0, 1, 2, 3, 1])
-
-    def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-        return np.asarray((p * np.log(p / q)).sum(axis=1))
-
-    right = np.eye(4, dtype=bool)[labels]
-    p, q = softmax(taught / temperature), softmax(scores / temperature)
-    binary = [np.stack([probabilities[right], 1 - probabilities[right]], axis=1) for probabilities in (p, q)]
-    others = [probabilities[~right].reshape(5, 3) / (1 - probabilities[right])[:, None] for probabilities in (p, q)]
-    expected = (2 * divergence(*binary) + 3 * divergence(*others)) * temperature**2
-    teaching = DistillationSettings(temperature=temperature, decoupled=Decoupled(right=2.0, wrong=3.0))
-
-    def loss(values: np.ndarray) -> np.ndarray:
-        said = keras.ops.array(np.log(softmax(taught / temperature)), "float32")
-        return np.asarray(
-            ClassificationHead("logits").distillation_loss(keras.ops.array(values, "float32"), said, labels, teaching)
-        )
-
-    np.testing.assert_allclose(loss(scores) - loss(taught), expected, rtol=1e-3, atol=1e-4)
-
-
 def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any, trained: Any, tmp_path: Path) -> None:
     inputs = Blobs().inputs("validation")
     teacher = teachers.of_model(trained, Blobs(), "teacher")
@@ -153,7 +129,7 @@ def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
         ClassificationHead("softmax"),
         context(Blobs(), tmp_path),
     )
-    teaching = DistillationSettings(weight=0.7, decoupled=Decoupled())
+    teaching = DistillationSettings(weight=0.7)
     once = losses.loss_of(head, [teacher], teaching, SETTINGS, stage_context)
     online = losses.loss_of(head, [teacher], teaching, EVERY_STEP, stage_context)
     assert {split: values.shape for split, values in once.soft_targets.items()} == {
@@ -196,21 +172,11 @@ def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"decoupled": Decoupled()}, "decoupled needs the labels"),
-        (
-            {"training": TrainingSettings(epochs=1, class_weights="balanced")},
-            "class_weights: balanced needs the labels",
-        ),
-    ],
-)
-def test_what_needs_labels_is_refused_where_none_are_used(settings: dict[str, Any], message: str) -> None:
-    training = settings.pop("training", TrainingSettings(epochs=1))
-    with pytest.raises(ValueError, match=message):
-        DistillationSettings(weight=1.0, **settings).check_training(training)
-    DistillationSettings(weight=0.9, **settings).check_training(training)
+def test_what_needs_labels_is_refused_where_none_are_used() -> None:
+    training = TrainingSettings(epochs=1, class_weights="balanced")
+    with pytest.raises(ValueError, match="class_weights: balanced needs the labels"):
+        DistillationSettings(weight=1.0).check_training(training)
+    DistillationSettings(weight=0.9).check_training(training)
 
 
 # --- teachers from files ----------------------------------------------------------------

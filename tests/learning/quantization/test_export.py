@@ -14,6 +14,8 @@ from compress.model.ir import keras_graph as network
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph
 from compress.model.tflite.interpreter import LoadedModel
+from compress.targets import load
+from compress.targets.edgetpu.placement import place
 
 pytestmark = pytest.mark.tensorflow
 
@@ -61,9 +63,6 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
-    from compress.targets import load
-    from compress.targets.edgetpu.placement import place
-
     _, _, content = quantized(keras, builder)
     parsed = graph.parse(content)
     assert not export.float_operators(content)

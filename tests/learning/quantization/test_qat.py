@@ -20,6 +20,7 @@ from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes import fold
 from compress.model.ir.passes.fold import canonical
+from compress.model.ir.tensorflow import keras as seeded
 from compress.model.tflite.interpreter import LoadedModel
 from compress.tasks.classification import ClassificationHead
 
@@ -103,8 +104,6 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     """A trained network with a batch norm after convolutions of each kind and a dense layer."""
-    from compress.model.ir.tensorflow import keras as seeded
-
     layers = seeded(0).layers
     image = seeded().Input((8, 8, 1))
     x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(layers.Conv2D(6, 3, name="conv", use_bias=False)(image)))

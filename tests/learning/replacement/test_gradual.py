@@ -10,6 +10,7 @@ import pytest
 from blobs import Blobs, context
 
 from compress.learning.replacement import gradual
+from compress.learning.replacement.activations import replace_by_relu
 from compress.learning.training import loop
 from compress.model.ir import keras_graph
 
@@ -100,8 +101,6 @@ def test_the_folded_network_is_the_trained_one(keras: Any, tmp_path: Path, monke
 
 
 def test_the_trained_network_answers_as_the_original(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.replacement.activations import replace_by_relu
-
     model, data = network(keras, dropout=0.0), Blobs()
     before = keras_graph.read(model)
     at_once, _ = replace_by_relu(before, ("silu",), "relu")

@@ -6,7 +6,7 @@ import networks
 import numpy as np
 import pytest
 
-from compress.learning.tfmot import keras2_export
+from compress.learning.tfmot import adapter
 from compress.model.importers.keras.keras2 import TOLERANCE, difference
 from compress.model.ir import keras_graph
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tensorflow
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_a_network_computes_the_same_in_tf_keras(keras: Any, builder: networks.Builder) -> None:
     network = keras_graph.read(networks.randomized(builder(keras)))
-    legacy = keras2_export.plain(network)
+    legacy = adapter.plain(network)
     assert legacy.frozen == {}
     assert legacy.weights().keys() == {layer.name for layer in network.layers.values() if layer.weights}
     for name, weights in legacy.weights().items():
@@ -34,7 +34,7 @@ def test_what_tf_keras_lacks_or_defines_otherwise_runs_as_it_is(keras: Any) -> N
     x = layers.Reshape((-1, 4))(x)
     x = layers.LSTM(3, name="memory")(x)
     model = keras.Model(image, [layers.Dense(2, "gelu", name="one")(x), layers.Dense(3, name="two")(x)])
-    legacy = keras2_export.plain(keras_graph.read(model))
+    legacy = adapter.plain(keras_graph.read(model))
     assert legacy.frozen == {"memory": "LSTM"}
     assert legacy.weights().keys() == {"conv", "one", "two"}
     assert len(legacy.model.losses) == 1
@@ -52,6 +52,6 @@ def test_a_layer_can_be_replaced_and_a_difference_is_seen(keras: Any) -> None:
             counterpart.set_weights([weight * 1.01 for weight in counterpart.get_weights()])
         return counterpart
 
-    legacy = keras2_export.legacy(network, change)
+    legacy = adapter.legacy(network, change)
     assert set(seen) == {layer.name for layer in network.layers.values() if layer.weights}
     assert difference(legacy.model, keras_graph.build(network)) > 100 * TOLERANCE

@@ -10,8 +10,7 @@ from blobs import Blobs, context
 
 from compress.core.errors import StageError
 from compress.learning.quantization import calibration, export
-from compress.learning.tfmot import qat
-from compress.learning.tfmot import sparsity as weights
+from compress.learning.tfmot import adapter
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.layer_specs.functions import PRESCRIBED_RANGES
@@ -37,11 +36,11 @@ def channels(keras: Any) -> Any:
     return keras.Model(image, layers.Dense(2, activation="softmax", name="scores")(layers.ReLU()(x)), name="channels")
 
 
-def prepared(network: keras_graph.Network, samples: np.ndarray) -> qat.Prepared:
-    return qat.prepare(network, calibration.calibrate(fold.canonical(network), samples), 0)
+def prepared(network: keras_graph.Network, samples: np.ndarray) -> adapter.Prepared:
+    return adapter.prepare(network, calibration.calibrate(fold.canonical(network), samples), 0)
 
 
-def agreement(preparation: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
+def agreement(preparation: adapter.Prepared, samples: np.ndarray, folder: Path) -> float:
     """Return the share of outputs of the file and the tf-keras model that differ by at most two and a half steps."""
     expected = np.asarray(preparation.legacy.model(samples, training=False))
     (folder / "m.tflite").write_bytes(export.convert(*preparation.trained("")))
@@ -66,9 +65,9 @@ def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     network, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
     preparation = prepared(network, data.inputs("train"))
     for name, layer in preparation.rounded.items():  # the calibrated range, not +-6
-        assert qat._range(layer) == pytest.approx(preparation.plan.ranges[name], rel=1e-5, abs=1e-6)
+        assert adapter._range(layer) == pytest.approx(preparation.plan.ranges[name], rel=1e-5, abs=1e-6)
     assert "late" not in preparation.network.layers
-    weights.train(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
+    adapter.fit(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
     assert agreement(preparation, data.inputs("validation"), tmp_path) > 0.95
     trained, plan = preparation.trained("tested")
     assert plan.ranges.keys() == preparation.plan.ranges.keys()
@@ -92,10 +91,10 @@ def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) ->
     few.ravel()[::2] = 0
     changed = {"dense": sparse, "transposed": shared, "scores": few}
     layers = network.layers
-    network = weights.taken_back(network, {name: (new, *layers[name].weights[1:]) for name, new in changed.items()})
+    network = adapter.taken_back(network, {name: (new, *layers[name].weights[1:]) for name, new in changed.items()})
     preparation = prepared(network, data.inputs("train"))
     assert preparation.preserved == {"dense": "zeros", "transposed": "zeros", "scores": "zeros and clusters"}
-    weights.train(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
+    adapter.fit(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
     trained, _ = preparation.trained("")
     gridded = export.gridded(trained)
     for name, before in changed.items():

@@ -10,7 +10,7 @@ import pytest
 from blobs import Blobs, Silence, context
 
 from compress.core.errors import StageError
-from compress.learning.tfmot import sparsity
+from compress.learning.tfmot import adapter
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir import keras_graph, weight_sparsity
 
@@ -39,12 +39,12 @@ def test_every_kernel_gets_its_share_of_zeros_and_the_function_is_learnt(keras: 
     keras.utils.set_random_seed(0)
     network, data = mixed(keras), Blobs()
     where = context(data, tmp_path)
-    sparse_network, facts = sparsity.sparsify(network, 0.6, SETTINGS, where)
+    sparse_network, facts = adapter.sparsify(network, 0.6, SETTINGS, where)
     redundancy = weight_sparsity.by_layer(sparse_network)
     for name in ("first", "separable", "transposed", "shared", "scores"):
         assert redundancy[name].zeros == pytest.approx(0.6, abs=0.5 / redundancy[name].weights + 1e-9), name
     assert redundancy["depthwise"].zeros == 0
-    assert facts["left"] == {"depthwise": sparsity.DEPTHWISE}
+    assert facts["left"] == {"depthwise": adapter.DEPTHWISE}
     assert len(facts["history"]) == 2
     assert isinstance(where.progress, Silence)
     assert where.progress.seen[-1][:2] == (24, 24)
@@ -59,10 +59,10 @@ def test_clusters_keep_the_zeros_of_sparse_kernels(keras: Any, tmp_path: Path) -
     dense = network.layers["scores"].weights[0].copy()
     dense[::2] = 0
     scores = network.layers["scores"]
-    network = sparsity.taken_back(network, {"scores": (dense, *scores.weights[1:])})
-    clustered_network, facts = sparsity.cluster(network, 8, SETTINGS, context(Blobs(), tmp_path))
+    network = adapter.taken_back(network, {"scores": (dense, *scores.weights[1:])})
+    clustered_network, facts = adapter.cluster(network, 8, SETTINGS, context(Blobs(), tmp_path))
     redundancy = weight_sparsity.by_layer(clustered_network)
-    assert facts["left"] == {"depthwise": sparsity.DEPTHWISE}
+    assert facts["left"] == {"depthwise": adapter.DEPTHWISE}
     for name in ("first", "separable", "transposed", "shared", "scores"):
         assert redundancy[name].distinct <= 8, name
     assert not clustered_network.layers["scores"].weights[0][::2].any()
@@ -71,7 +71,7 @@ def test_clusters_keep_the_zeros_of_sparse_kernels(keras: Any, tmp_path: Path) -
 
 
 def test_a_kernel_smaller_than_its_clusters_is_left(keras: Any, tmp_path: Path) -> None:
-    _, facts = sparsity.cluster(mixed(keras), 40, TrainingSettings(epochs=1), context(Blobs(), tmp_path))
+    _, facts = adapter.cluster(mixed(keras), 40, TrainingSettings(epochs=1), context(Blobs(), tmp_path))
     assert facts["left"]["shared"] == "it has 36 weights, no more than clusters"
 
 
@@ -82,7 +82,7 @@ def test_two_clusters_are_too_few_for_a_sparse_kernel(keras: Any, tmp_path: Path
         network.layers["first"],
         weights=(np.where(np.arange(kernel.size).reshape(kernel.shape) % 4, 0, kernel), *others),
     )
-    _, facts = sparsity.cluster(
+    _, facts = adapter.cluster(
         network.edited({"first": sparse}, {}), 2, TrainingSettings(epochs=1), context(Blobs(), tmp_path)
     )
     assert facts["left"]["first"] == "it is sparse, and needs at least three clusters, one of them for zeros"
@@ -91,7 +91,7 @@ def test_two_clusters_are_too_few_for_a_sparse_kernel(keras: Any, tmp_path: Path
 def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:
     network = mixed(keras)
     settings = TrainingSettings(epochs=1, batch_size=32)
-    once, again = (sparsity.cluster(network, 4, settings, context(Blobs(), tmp_path))[0] for _ in range(2))
+    once, again = (adapter.cluster(network, 4, settings, context(Blobs(), tmp_path))[0] for _ in range(2))
     for name in ("first", "norm", "separable", "scores"):
         for one, two in zip(once.layers[name].weights, again.layers[name].weights, strict=True):
             np.testing.assert_array_equal(one, two)
@@ -102,7 +102,7 @@ def test_a_model_that_tfmot_can_do_nothing_with_is_refused(keras: Any, tmp_path:
     x = keras.layers.DepthwiseConv2D(8, depth_multiplier=2, name="only")(image)
     network = keras_graph.read(keras.Model(image, keras.layers.Flatten()(x)))
     with pytest.raises(StageError, match="DepthwiseConv2D 'only': tfmot leaves depthwise") as caught:
-        sparsity.sparsify(network, 0.5, SETTINGS, context(Blobs(), tmp_path))
+        adapter.sparsify(network, 0.5, SETTINGS, context(Blobs(), tmp_path))
     assert caught.value.hint == "remove `sparsify`"
 
 
@@ -110,9 +110,9 @@ def test_training_that_diverges_is_told(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((8, 8, 1))  # without pooling or ReLU, which may turn NaN into a number
     linear = keras.Model(image, keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(image)))
     with pytest.raises(StageError, match="training diverged"):
-        sparsity.sparsify(keras_graph.read(linear), 0.5, SETTINGS, context(Blobs(scale=float("nan")), tmp_path))
+        adapter.sparsify(keras_graph.read(linear), 0.5, SETTINGS, context(Blobs(scale=float("nan")), tmp_path))
 
 
 def test_importing_tfmot_leaves_the_environment_alone() -> None:
-    sparsity.library()
+    adapter.tfmot()
     assert "TF_USE_LEGACY_KERAS" not in os.environ

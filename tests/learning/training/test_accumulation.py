@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from blobs import Blobs, Noting, context
 
-from compress.learning.training import accumulation, loop
+from compress.learning.training import loop, schedules
 from compress.learning.training.loop import Rate, TrainingSettings
 from compress.tasks.classification import ClassificationHead
 
@@ -30,22 +30,22 @@ from compress.tasks.classification import ClassificationHead
     ],
 )
 def test_few_batches_are_left_over(setting: int, total: int, count: int) -> None:
-    assert accumulation.batches_per_update(setting, total) == count
+    assert schedules.batches_per_update(setting, total) == count
 
 
 @pytest.mark.parametrize("setting", range(1, 20))
 def test_the_number_is_at_least_half_of_the_setting(setting: int) -> None:
     for total in range(setting, 200):
-        count = accumulation.batches_per_update(setting, total)
+        count = schedules.batches_per_update(setting, total)
         assert setting / 2 <= count <= setting
         assert total % count <= total % setting
 
 
 def test_what_differs_from_the_setting_is_noted() -> None:
-    assert accumulation.note(16, 1000) is None
+    assert schedules.accumulation_note(16, 1000) is None
     lowered = "gradient_accumulation: 5 batches instead of 6 make an update, to leave over fewer"
-    assert accumulation.note(6, 10) == lowered
-    assert accumulation.note(6, 7) == "gradient_accumulation: the last 1 of 7 batches change no weight"
+    assert schedules.accumulation_note(6, 10) == lowered
+    assert schedules.accumulation_note(6, 7) == "gradient_accumulation: the last 1 of 7 batches change no weight"
 
 
 @pytest.mark.tensorflow

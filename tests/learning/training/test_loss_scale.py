@@ -11,8 +11,8 @@ import pytest
 from blobs import Blobs, context
 
 from compress.learning.training import loop
+from compress.learning.training.callbacks import LossScale
 from compress.learning.training.loop import TrainingSettings
-from compress.learning.training.loss_scale import LossScale
 from compress.tasks.base import Head
 from compress.tasks.classification import ClassificationHead
 from compress.tasks.embeddings import EmbeddingHead

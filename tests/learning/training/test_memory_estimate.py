@@ -13,7 +13,7 @@ from compress.core import memory
 from compress.core.memory import Memory
 from compress.learning.training import loop
 from compress.learning.training.loop import TrainingSettings
-from compress.learning.training.memory_estimate import TrainingMemory, estimate
+from compress.learning.training.phases import TrainingMemory, memory_estimate
 
 MB = 1 << 20
 HEAVY = TrainingMemory(activations=10 * MB, weights=40 * MB, samples=20 * MB)
@@ -46,13 +46,13 @@ def test_what_is_counted(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((8, 8, 1))
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(inner(layers.Conv2D(4, 3, padding="same")(image)))))
     inputs = np.zeros((10, 8, 8, 1), np.float32)
-    usage = estimate(model, inputs)
+    usage = memory_estimate(model, inputs)
     values = 64 + 256 + (256 + 256) + 256 + 2  # input, convolution, the inner model's two, flattened, dense
     assert usage.activations == values * 4 * 2
     assert usage.weights == model.count_params() * 4 * 4
     assert usage.samples == inputs.nbytes
     np.save(tmp_path / "inputs.npy", inputs)
-    assert estimate(model, np.load(tmp_path / "inputs.npy", mmap_mode="r")).samples == 0
+    assert memory_estimate(model, np.load(tmp_path / "inputs.npy", mmap_mode="r")).samples == 0
 
 
 @pytest.mark.tensorflow

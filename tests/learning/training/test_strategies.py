@@ -24,7 +24,7 @@ from compress.core.execution import Execution
 from compress.core.progress import SilentProgress
 from compress.learning.training import loop, strategies
 from compress.learning.training.batches import validation_batch_size
-from compress.learning.training.collectives import Peers
+from compress.learning.training.strategies import Devices
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -77,14 +77,15 @@ from compress.core.execution import Execution
 from compress.learning.training import strategies
 
 execution = Execution(strategy=sys.argv[1])
-strategies.join(execution, print)
+if execution.strategy == "multi_worker":
+    strategies.strategy("multi_worker")
 ops = keras(0).ops
 import tensorflow
 
 if execution.strategy == "mirrored":
     cpu, = tensorflow.config.list_physical_devices("CPU")
     tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 3)
-strategy = strategies.strategy(execution)
+strategy = strategies.strategy(execution.strategy)
 devices = strategy.num_replicas_in_sync
 assert devices == {"mirrored": 3, "multi_worker": 2}[execution.strategy]
 with strategy.scope():
@@ -114,66 +115,6 @@ for device in range(devices):  # all skip the step
     check(0, optimizer.initial_scale / 2 ** (device + 1))
 step(tensorflow.constant(-1))
 check(-devices, optimizer.initial_scale / 2**devices)
-"""
-DROPOUT = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from compress.model.ir.tensorflow import keras
-
-keras(0)
-import numpy
-import tensorflow
-cpu, = tensorflow.config.list_physical_devices("CPU")
-tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 2)
-from blobs import Blobs, context
-from compress.core.execution import Execution
-from compress.learning.training import checkpoint, loop, strategies
-
-layers, execution = keras().layers, Execution(strategy="mirrored")
-strategy = strategies.strategy(execution)
-with strategy.scope():
-    dropout = keras().Sequential([keras().Input((200,)), keras().Sequential([layers.Dropout(0.5)])])
-    strategies.draw_apart(dropout, 2)
-
-@tensorflow.function
-def masks():
-    return strategy.run(lambda: dropout(tensorflow.ones((1, 200)), training=True))
-
-drawn = [local.numpy() for _ in range(3) for local in strategy.experimental_local_results(masks())]
-same = [float((one == other).mean()) for place, one in enumerate(drawn) for other in drawn[:place]]
-assert 0.3 < min(same) and max(same) < 0.7, same
-state, = dropout.non_trainable_variables
-first, second = [local.numpy().tolist() for local in state.value.values]
-assert first == second, (first, second)  # a checkpoint has one state
-
-class Stopped(Exception):
-    pass
-
-class Stop(keras().callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 3:
-            raise Stopped
-
-def weights(unfinished, *callbacks):
-    keras(0).utils.clear_session()
-    stack = [keras().Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.5), layers.Dense(2, "softmax")]
-    model = keras().Sequential(stack)
-    training_context = replace(context(Blobs(), unfinished), execution=execution, unfinished=unfinished)
-    training_context.progress.note = print
-    settings = loop.TrainingSettings(epochs=4, batch_size=16)
-    loop.fit(model, loop.own_loss(model, training_context), settings, training_context, callbacks)
-    return model.get_weights()
-
-checkpoint.EVERY_S = -1.0
-folder = Path(sys.argv[1])
-expected = weights(folder / "whole")
-try:
-    weights(folder / "parts", lambda model: Stop())
-except Stopped:
-    pass
-for weight, other in zip(weights(folder / "parts"), expected, strict=True):
-    numpy.testing.assert_array_equal(weight, other)
 """
 SETTINGS: dict[str, dict[str, Any]] = {
     "16 bits": {"precision": "mixed_bfloat16"},
@@ -245,16 +186,10 @@ def test_all_devices_skip_a_step_that_overflows_on_any_of_them() -> None:
     output(OVERFLOWS, "mirrored")
 
 
-@pytest.mark.slow
 def test_all_workers_skip_a_step_that_overflows_on_one_of_them(tmp_path: Path) -> None:
     program = ("-c", OVERFLOWS, "multi_worker")
     for worker in worker_processes.run(tmp_path / "unused", [program, program], seconds=120):
         assert worker.code == 0, worker.message
-
-
-@pytest.mark.slow
-def test_devices_draw_their_own_dropout_masks_and_a_training_goes_on_the_same(tmp_path: Path) -> None:
-    output(DROPOUT, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["compiled", "calls"])
@@ -328,7 +263,7 @@ def test_an_interrupted_training_on_several_devices_goes_on(
     model.set_weights(start)
     import tensorflow
 
-    monkeypatch.setattr(strategies, "strategy", lambda execution: tensorflow.distribute.MirroredStrategy(["CPU:0"]))
+    monkeypatch.setattr(strategies, "strategy", lambda name: tensorflow.distribute.MirroredStrategy(["CPU:0"]))
     copied = replace(training_context, execution=Execution(strategy="mirrored"), progress=SilentProgress())
     resumed = loop.fit(model, loop.own_loss(model, copied), settings, copied)["history"]
     assert len(resumed) == 4
@@ -349,24 +284,23 @@ def test_the_first_validation_batch_is_divided_equally(samples: int, devices: in
 
 def test_missing_devices_are_errors() -> None:
     with pytest.raises(StageError, match=r"strategy: mirrored needs several devices.*only /device:CPU:0") as raised:
-        strategies.strategy(Execution(strategy="mirrored"))
+        strategies.strategy("mirrored")
     assert "CUDA_VISIBLE_DEVICES" in str(raised.value.hint)
     with pytest.raises(StageError, match="strategy: tpu found no TPU"):
-        strategies.strategy(Execution(strategy="tpu"))
-    three = SimpleNamespace(num_replicas_in_sync=3)
+        strategies.strategy("tpu")
+    three = Devices(SimpleNamespace(num_replicas_in_sync=3))
     with pytest.raises(StageError, match=r"batch_size: 20 samples.* 3 devices") as raised:
-        strategies.refuse_batches(100, 20, three)
+        three.refuse(100, 20, 1)
     assert raised.value.allowed == "multiples of 3, such as 21"
     with pytest.raises(StageError, match="the last of 6 batches has 2 samples for 3 devices"):
-        strategies.refuse_batches(92, 18, three)
+        three.refuse(92, 18, 1)
     for samples in (90, 93):
-        strategies.refuse_batches(samples, 18, three)
-    shares = Peers(three, None).shares
+        three.refuse(samples, 18, 1)
+    shares = three.shares
     assert shares is not None
     assert [part.stop - part.start for part in shares.parts(4)] == [1, 1, 2]  # TensorFlow's are 2, 2 and 0
-    strategies.refuse_accumulation(1, three)
     with pytest.raises(StageError, match="gradient_accumulation: 2 batches cannot be accumulated on several devices"):
-        strategies.refuse_accumulation(2, three)
+        three.refuse(90, 18, 2)
     with pytest.raises(StageError, match="2 validation samples are fewer than 3 devices"):
         validation_batch_size(2, 3)
     with pytest.raises(ValidationError):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from compress.core.errors import StageError
 from compress.core.progress import SilentProgress
 from compress.data.types import Split
-from compress.learning.training import loop, subset, subset_selection
+from compress.learning.training import loop, subset
 from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.subset import Part, Subset
 from compress.tasks.classification import ClassificationHead
@@ -123,7 +123,7 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("softmax", [True, False])
 def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) -> None:
     model, inputs = network(keras, softmax), Blobs().inputs("train")
-    features = subset_selection.features(model, inputs)
+    features = subset.features(model, inputs)
     assert features.shape == (96, 144)
     dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
     kernel, bias = dense.get_weights()
@@ -134,7 +134,7 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
         logits - logits.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-4
     )
     wide = RANDOM.random((20, 3000), np.float32)
-    near = subset_selection._projected(wide)
+    near = subset._projected(wide)
     assert near.shape == (20, 256)
     ratio = np.linalg.norm(near[1:] - near[0], axis=1) / np.linalg.norm(wide[1:] - wide[0], axis=1)
     assert (abs(ratio - 1) < 0.3).all()
@@ -166,7 +166,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     assert report["seconds"] >= 0
     assert "24 of 96 samples for training" in notes.notes[0]
     assert "75% saved" in notes.notes[0]
-    kept = np.load(tmp_path / "left" / subset_selection.FILE)["indices"]
+    kept = np.load(tmp_path / "left" / subset.FILE)["indices"]
     assert len(set(kept.tolist())) == 24
     if settings["by"] != "random":
         np.testing.assert_array_equal(np.bincount(data.labels("train")[kept]), [12, 12])
@@ -177,18 +177,18 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
     training_context = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
     part = Subset(by="hardness", share=0.25, epochs=1)
     never = replace(training_context, progress=Notes())
-    np.savez(tmp_path / subset_selection.FILE, indices=np.arange(24), seconds=4.2)
+    np.savez(tmp_path / subset.FILE, indices=np.arange(24), seconds=4.2)
 
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    indices, facts = subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
+    indices, facts = subset.chosen(part, ClassificationHead("softmax"), None, trained, never)
     np.testing.assert_array_equal(indices, np.arange(24))
     assert facts["subset"]["seconds"] == 4.2
-    for damaged in (b"", b"garbage", (tmp_path / subset_selection.FILE).read_bytes()[:-9]):
-        (tmp_path / subset_selection.FILE).write_bytes(damaged)
+    for damaged in (b"", b"garbage", (tmp_path / subset.FILE).read_bytes()[:-9]):
+        (tmp_path / subset.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):
-            subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
+            subset.chosen(part, ClassificationHead("softmax"), None, trained, never)
 
 
 @pytest.mark.tensorflow
@@ -206,7 +206,7 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
     loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, training_context)
-    indices, _ = subset_selection.chosen(
+    indices, _ = subset.chosen(
         Subset(by="hardness", share=0.25, of="model"),
         ClassificationHead("softmax"),
         model,

@@ -12,7 +12,7 @@ from blobs import Blobs, context
 
 from compress.core.errors import ModelError, StageError
 from compress.data.types import Split
-from compress.learning.training import image_values, loop, mixup, transfer
+from compress.learning.training import augmentation, loop, transfer
 from compress.learning.training.batches import Augment, batches
 from compress.learning.training.loop import Batch, Loss, Rate, TrainingSettings
 from compress.learning.training.transfer import TransferSettings
@@ -217,13 +217,13 @@ def test_mixed_samples_have_the_loss_of_both(keras: Any) -> None:
     labels = np.array([0, 1, 0, 1])
     places = [3, 0, 1, 2, 3]
     draws = Draws(tf.constant([1, 2]), 4, places)
-    mixed, targets = mixup.change(0.5)(tf.constant(x[places]), {"labels": tf.constant(labels[places])}, draws)
-    share = np.asarray(targets[mixup.SHARE])
+    mixed, targets = augmentation.mixup(0.5)(tf.constant(x[places]), {"labels": tf.constant(labels[places])}, draws)
+    share = np.asarray(targets[augmentation.SHARE])
     assert ((share >= 0.5) & (share <= 1)).all()
     np.testing.assert_allclose(
         np.asarray(mixed), share[:, None] * x + (1 - share[:, None]) * np.roll(x, 1, axis=0), rtol=1e-6
     )
-    assert np.asarray(targets[mixup.PARTNER]).tolist() == [1, 0, 1, 0]
+    assert np.asarray(targets[augmentation.PARTNER]).tolist() == [1, 0, 1, 0]
     settings = TrainingSettings(epochs=1, augment=Augment(mixup=0.5))
     loss = loop._mixed(Loss(lambda batch, outputs: outputs[:, 0] * 0 + batch.labels), settings)
     batch = Batch(x, tf.constant([0.0, 1, 0, 1]), None, tf.constant([1.0, 0, 1, 0]), share)
@@ -252,8 +252,8 @@ def test_values_change_within_the_range_of_the_samples(keras: Any, name: str) ->
     import tensorflow as tf
 
     inputs = Colours().inputs("train") * np.float32([1, 0.5, 0.2])
-    limits = image_values.value_range(inputs)
-    change = image_values.change(Augment(**{name: 0.5}), limits)
+    limits = augmentation.value_range(inputs)
+    change = augmentation.value_changes(Augment(**{name: 0.5}), limits)
     draws = Draws(tf.constant([3, 4]), len(inputs), range(len(inputs)))
     changed, _ = change(tf.constant(inputs), {}, draws)
     again, _ = change(tf.constant(inputs), {}, draws)

@@ -12,6 +12,9 @@ import tiny
 from PIL import Image
 
 from compress.core.errors import ModelError
+from compress.learning.quantization import export
+from compress.model.detectors.detector_model import detector_model
+from compress.model.importers import model_file
 from compress.model.tflite import detection_postprocess, graph
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import Quantization
@@ -202,8 +205,6 @@ def ssd(keras: Any) -> Any:
 
 def file_of(keras: Any, folder: Path, samples: np.ndarray | None = None) -> tuple[Path, graph.Graph]:
     """Write the float file, or the quantized one if there are samples; return its path and its graph."""
-    from compress.learning.quantization import export
-
     model = ssd(keras)
     content = export.convert_float(model) if samples is None else export.convert_calibrated(model, samples, "uint8")
     parsed = graph.parse(content)
@@ -283,9 +284,6 @@ def test_another_task_reads_the_file_again(keras: Any, tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path) -> None:
-    from compress.model.detectors.detector_model import detector_model
-    from compress.model.importers import model_file
-
     path, _ = file_of(keras, tmp_path)
     file = model_file.read(path)
     assert file.becomes == "keras"

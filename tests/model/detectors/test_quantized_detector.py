@@ -17,6 +17,8 @@ import compress
 from compress.bundling import frigate
 from compress.core.errors import DataError
 from compress.model.tflite import graph
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.stages.load import quantized_detector
 from compress.surface.cli import main
 from deploy.contract.detection import Detector
 from deploy.runner.model import Model
@@ -66,9 +68,6 @@ def expected(model: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_the_boxes_of_the_cut_file_are_those_of_the_float_model(
     keras: Any, images: np.ndarray, tmp_path: Path, form: str, settings: dict[str, Any]
 ) -> None:
-    from compress.model.tflite.interpreter import LoadedModel
-    from compress.pipeline.stages.load import quantized_detector
-
     model = exported_yolo.network(keras)
     (tmp_path / "m.tflite").write_bytes(exported_yolo.quantized(model, **settings))
     found = quantized_detector(tmp_path / "m.tflite")
@@ -90,8 +89,6 @@ def test_the_boxes_of_the_cut_file_are_those_of_the_float_model(
 
 
 def test_the_order_of_the_dimensions_makes_no_difference(keras: Any, tmp_path: Path) -> None:
-    from compress.pipeline.stages.load import quantized_detector
-
     both = []
     for channels_first in (True, False):
         content = exported_yolo.quantized(exported_yolo.network(keras, channels_first=channels_first))
@@ -104,8 +101,6 @@ def test_the_order_of_the_dimensions_makes_no_difference(keras: Any, tmp_path: P
 
 def test_a_quantized_classifier_and_a_float_file_are_no_quantized_detectors(tmp_path: Path) -> None:
     import tiny
-
-    from compress.pipeline.stages.load import quantized_detector
 
     (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     assert quantized_detector(tmp_path / "m.tflite") is None

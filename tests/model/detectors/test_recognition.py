@@ -16,6 +16,10 @@ import pytest
 from PIL import Image
 
 from compress.core.errors import ModelError
+from compress.model.detectors import detector_model as module
+from compress.model.detectors import probing, recognition
+from compress.model.detectors.box_fit import _lattice
+from compress.model.detectors.detector_model import detector_model
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
 
@@ -301,8 +305,6 @@ def images() -> np.ndarray:
 def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
     keras: Any, images: np.ndarray, name: str
 ) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     build, expected, read = CASES[name]
     model = build(Head(keras))
     converted = detector_model(model)
@@ -326,8 +328,6 @@ def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
 def test_boxes_that_the_file_cuts_off_at_the_border(
     keras: Any, images: np.ndarray, build: Callable[[Head], Any], code: str
 ) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     model = build(Head(keras))
     converted = detector_model(model)
     assert converted is not None
@@ -340,8 +340,6 @@ def test_boxes_that_the_file_cuts_off_at_the_border(
 
 
 def test_a_softmax_times_objectness_has_no_background(keras: Any) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     converted = detector_model(with_anchors(Head(keras), softmax=True))
     assert converted is not None
     assert converted.classes == CLASSES
@@ -349,8 +347,6 @@ def test_a_softmax_times_objectness_has_no_background(keras: Any) -> None:
 
 
 def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     head = Head(keras)
     boxes, scores = ssd(head).outputs
     for model, notes in (
@@ -363,8 +359,6 @@ def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) ->
 
 
 def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any, images: np.ndarray) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     sizes = (((50.0, 60.0), (70.0, 30.0)), ((90.0, 80.0), (60.0, 60.0)))
     model = ssd_within_the_image(Head(keras), sizes)
     converted = detector_model(model)
@@ -375,8 +369,6 @@ def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any
 
 
 def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> None:
-    from compress.model.detectors.box_fit import _lattice
-
     rows, columns = np.divmod(np.arange(12), 4)
     centres = np.stack([0.11 + 0.27 * rows, 0.08 + 0.21 * columns], axis=1)
     expected = np.concatenate([centres, np.full((12, 2), 0.7)], axis=1)[:, np.newaxis]
@@ -386,8 +378,6 @@ def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> Non
 
 
 def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images: np.ndarray) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     model = rtmdet(Head(keras), logits=True)
     converted = detector_model(model)
     assert converted is not None
@@ -399,9 +389,6 @@ def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images
 
 def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder limits exponents, and the file does not. Large files have such outliers."""
-    from compress.model.detectors import probing
-    from compress.model.detectors.detector_model import detector_model
-
     monkeypatch.setattr(probing, "BATCH", 400)
     converted = detector_model(with_anchors(Head(keras)))
     assert converted is not None
@@ -409,8 +396,6 @@ def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pyt
 
 
 def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     model = yolov5(Head(keras))
     converted = detector_model(model)
     assert converted is not None
@@ -433,8 +418,6 @@ def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.nd
 
 
 def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     model = pose(Head(keras))
     converted = detector_model(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
     assert converted is not None
@@ -468,8 +451,6 @@ def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarra
 def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
     keras: Any, build: Callable[[Head], Any], family: str, expected: dict[str, Any]
 ) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     converted = detector_model(build(Head(keras)), family)
     assert converted is not None
     assert {key: converted.specification[key] for key in expected} == expected
@@ -482,8 +463,6 @@ def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
 @pytest.mark.parametrize("likely", [True, False])
 def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, images: np.ndarray, likely: bool) -> None:
     """The order is heatmap, size, offset, keypoints. CenterFace has y before x, and keypoints in units of the box."""
-    from compress.model.detectors.detector_model import detector_model
-
     head = Head(keras)
     maps = [
         head.convolution(0, width, name) for name, width in (("size", 2), ("heat", 1), ("offset", 2), ("points", 4))
@@ -514,16 +493,12 @@ def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, im
 
 
 def test_boxes_of_nine_anchors_are_no_distributions(keras: Any) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     head = Head(keras)
     outputs = [head.convolution(level, width, name) for level in (0, 1) for name, width in (("b", 36), ("s", 54))]
     assert detector_model(head.model(*outputs)) is None
 
 
 def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     for build in (yolov8, yolov5, ssd):
         model = build(Head(keras))
         complete, kept = detector_model(model), detector_model(model, "auto", [2, 0])
@@ -555,16 +530,12 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
     ],
 )
 def test_classes_to_keep_that_are_refused(keras: Any, kept: list[Any], names: Any, message: str) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     with pytest.raises(ModelError, match=message):
         detector_model(yolov8(Head(keras)), "auto", kept, names=names)
 
 
 @pytest.mark.parametrize("build", [yolov8, yolov5, yolox])
 def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, build: Callable[[Head], Any]) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     model, size = build(Head(keras)), (2 * SIDE, 3 * SIDE)
     small, large = detector_model(model), detector_model(model, size=size)
     assert small is not None
@@ -584,9 +555,6 @@ def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, b
 
 
 def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.model.detectors import detector_model as module
-    from compress.model.detectors import recognition
-
     def listed(*arguments: Any, **options: Any) -> Any:
         recognized = recognition.recognize(*arguments, **options)
         assert recognized is not None
@@ -599,8 +567,6 @@ def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatc
 
 
 def test_other_models_are_no_detectors(keras: Any) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     head = Head(keras)
     features = head.features[1]
     pooled = head.layers.GlobalAveragePooling2D()(features)
@@ -612,9 +578,6 @@ def test_other_models_are_no_detectors(keras: Any) -> None:
 
 
 def test_masks_are_not_probed_location_by_location(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.model.detectors import probing
-    from compress.model.detectors.detector_model import detector_model
-
     monkeypatch.setattr(probing, "_locations", lambda *_: pytest.fail("it is probed"))
     layers = keras.layers
     for size, stride in ((512, 1), (512, 2), (2048, 4)):
@@ -671,8 +634,6 @@ def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["difference", "concatenation", "input"])
 def test_a_model_whose_output_reads_its_input_is_not_a_detector(keras: Any, end: str) -> None:
-    from compress.model.detectors.detector_model import detector_model
-
     head = Head(keras)
     image = head.image
     restored = head.layers.Conv2D(3, 3, padding="same")(image)

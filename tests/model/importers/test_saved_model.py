@@ -79,6 +79,7 @@ def kept(tf_keras: Any, path: Path) -> Any:
     return model
 
 
+@pytest.mark.essential
 def test_a_keras_2_model_is_rebuilt(tf_keras: Any, tmp_path: Path) -> None:
     model = kept(tf_keras, tmp_path / "saved")
     file = model_file.read(tmp_path / "saved")
@@ -384,3 +385,10 @@ def test_reported_folders_are_imported(tf_keras: Any, case: str) -> None:
     imported = model_file.load(model_file.read(path))
     assert imported.parity is not None
     assert imported.parity.max_rel <= 1e-5
+
+
+def test_a_graph_with_a_loop_is_refused(keras: Any, tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((6, 3)), keras.layers.LSTM(3)])
+    model.export(tmp_path / "saved", verbose=False)
+    with pytest.raises(ModelError, match=r"cannot be converted: its graph has the while loop .*; save a recurrent"):
+        model_file.load(model_file.read(tmp_path / "saved"))

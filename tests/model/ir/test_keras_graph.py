@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compress.core.errors import ModelError
-from compress.learning.training import subset_selection
+from compress.learning.training import subset
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput
 from compress.model.ir.mixed_precision import lowered
@@ -39,7 +39,7 @@ def test_an_adapted_normalization_stays_adapted(keras: Any) -> None:
     np.testing.assert_allclose(np.asarray(keras_graph.build(read)(inputs)), expected, atol=1e-5)
     np.testing.assert_allclose(np.asarray(keras_graph.build(canonical(read))(inputs)), expected, atol=1e-4)
     np.testing.assert_allclose(np.asarray(lowered(model, "mixed_bfloat16")(inputs)), expected, atol=0.1)
-    fresh = subset_selection.fresh(model, 0)
+    fresh = subset.fresh(model, 0)
     again = fresh.get_layer("normalization")(inputs)
     np.testing.assert_allclose(np.asarray(again), np.asarray(model.get_layer("normalization")(inputs)), atol=1e-5)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tiny import Coralline, environment
 
 from compress.core.errors import PipelineError, StageError, StoreError
 from compress.pipeline import schema, yaml_file
-from compress.pipeline.search.early_stop import TrialProgress
+from compress.pipeline.search.early_stop import TrialProgress, reason_to_stop
 from compress.pipeline.search.recipes import RECIPES, RecipeChoice, choose
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest
 
@@ -46,12 +48,13 @@ class Results:
     def __init__(self, of: Callable[[list[str], float], tuple[float, float]]) -> None:
         self.of, self.ran, self.stopped = of, list[str](), list[str]()
 
-    def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
+    def run(self, request: WorkRequest) -> dict[str, Any]:
         stages = [next(iter(stage)) for stage in request.content["stages"]]
         keep = next((stage["prune"]["keep_macs"] for stage in request.content["stages"] if "prune" in stage), 1.0)
         method = next(stage["quantize"] for stage in request.content["stages"] if "quantize" in stage)
         accuracy, latency = self.of([*stages, *map(str, method.values())], keep)
-        reason = judge(TrialProgress("model", (), None, {"latency_ms": latency}))
+        assert request.goals is not None
+        reason = reason_to_stop(TrialProgress("model", (), None, {"latency_ms": latency}), request.goals, ())
         predicted = {"latency_ms": latency}
         if reason:
             self.stopped.append(request.title)
@@ -117,10 +120,10 @@ def test_a_lack_of_speed_leads_to_pruning_and_then_to_distillation(tmp_path: Pat
 
 def test_a_recipe_that_fails_is_not_the_end(tmp_path: Path) -> None:
     class Failing(Results):
-        def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
+        def run(self, request: WorkRequest) -> dict[str, Any]:
             if request.title == PTQ:
                 return {"failed": "the process of the trial ended with signal 11"}
-            return super().run(request, judge)
+            return super().run(request)
 
     results = Failing(lambda stages, keep: (0.94, 3.0))
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results)
@@ -130,7 +133,7 @@ def test_a_recipe_that_fails_is_not_the_end(tmp_path: Path) -> None:
 
 def test_an_error_of_the_first_stages_is_not_repeated_for_every_recipe(tmp_path: Path) -> None:
     class Failing(Results):
-        def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
+        def run(self, request: WorkRequest) -> dict[str, Any]:
             self.ran.append(request.title)
             return {"failed": "train: there is not enough memory", "exit_code": StageError.exit_code}
 
@@ -143,7 +146,8 @@ def test_an_error_of_the_first_stages_is_not_repeated_for_every_recipe(tmp_path:
 def test_a_full_disk_ends_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerProcess([])
     failed = {"failed": "the store cannot be written: the disk is full", "exit_code": StoreError.exit_code}
-    monkeypatch.setattr(worker, "_answered", lambda request, judge: failed)
+    monkeypatch.setattr(worker, "_started", lambda: SimpleNamespace(stdin=io.StringIO()))
+    monkeypatch.setattr(worker, "_received", lambda process: failed)
     with pytest.raises(StoreError, match="the disk is full"):
         chosen(written(tmp_path, {"size_bytes": 4}), worker)
 
@@ -172,7 +176,6 @@ def test_the_dry_run_lists_the_recipes(coralline: Coralline, tmp_path: Path) -> 
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_a_recipe_for_digits(tmp_path: Path) -> None:
     written(tmp_path, {"accuracy_drop": 0.2, "latency_ms": 4, "size_bytes": 40_000})
     command = [sys.executable, "-m", "compress", "digits.yaml"]  # without -W error: TensorFlow has warnings

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+import warnings
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from tiny import Coralline
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
 
+from optuna.trial import TrialState
+
 from compress.core.errors import StageError
 from compress.pipeline.search import run
-from compress.pipeline.search.trial import Judge
+from compress.pipeline.search.study import RECORD, SearchStudy
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest
-from compress.report.search_record import TrialRecord
+from compress.report.search_record import TrialRecord, TrialStatus
 from compress.surface.cli.search import worker_process
 
 SETTINGS = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
@@ -190,7 +193,7 @@ class Trials:
         self.values = values or {"accuracy": 0.5, "latency_ms": 1.0}
         self.interrupted = interrupted
 
-    def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+    def run(self, request: WorkRequest) -> dict[str, Any]:
         if request.kind == self.interrupted:
             raise KeyboardInterrupt
         if request.kind == "trial":
@@ -204,28 +207,46 @@ class Trials:
         pass
 
 
+class Other:
+    """Another process that runs a trial, and ends the trial as soon as the search waits for a moment."""
+
+    def __init__(self, study: SearchStudy, status: TrialStatus, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._study = study
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna's heartbeats are for `optimize`
+            self.trial = study._study.ask()
+        self.settings = study._space.suggest(self.trial)
+        self._record = TrialRecord(self.trial.number, status, self.settings)
+        monkeypatch.setattr(run.time, "sleep", lambda seconds: self._end())
+
+    def _end(self) -> None:
+        if self._record.status == "complete":
+            values = {"accuracy": 0.9, "latency_ms": 0.5}
+            self._record = replace(self._record, values=values)
+        if self._record.status == "interrupted":
+            self._study._study.enqueue_trial(self.trial.params)
+        state = TrialState.FAIL if self._record.status == "interrupted" else TrialState.COMPLETE
+        self.trial.set_user_attr(RECORD, self._record.to_json())
+        values = None if state == TrialState.FAIL else [0.9, 0.5]
+        self._study._study.tell(self.trial.number, values, state)
+
+
+@pytest.mark.parametrize("status", ["complete", "failed", "interrupted"])
 def test_a_search_without_new_combinations_waits_for_the_trials_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: TrialStatus
 ) -> None:
-    project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
-    plan = run.read_plan(tmp_path / "pipeline.yaml")
-    other = plan.study(tmp_path / "runs")
-    trial, settings = other.ask()
-    values = {"accuracy": 0.9, "latency_ms": 0.5}
-    complete = TrialRecord(trial.number, "complete", settings, values, excess=plan.goals.excess(values))
-    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(trial, complete))
-    said: list[str] = []
-    study = plan.study(tmp_path / "runs")
-    record = run.SettingsSearch(plan, tmp_path / "runs", study, Trials(), said.append).run()  # type: ignore[arg-type]
-    assert "waiting for 1 trial of other processes" in said
-    assert [trial_record.status for trial_record in record.trials if trial_record.status != "repeated"] == [
-        "complete"
-    ] * 2
-    assert [point.number for point in record.front] == [trial.number]
+    """The settings of a running trial are not tried at the same time, and of an interrupted trial tried again."""
+    search = searching(tmp_path, Trials())
+    other = Other(search._plan.study(tmp_path / "runs"), status, monkeypatch)
+    record = search.run()
+    same = [trial for trial in record.trials if trial.settings == other.settings and trial.status != "repeated"]
+    assert [trial.status for trial in same] == [status, *(["complete"] if status == "interrupted" else [])]
     assert record.notes[0] == "The search ended after 2 trials: all combinations were tried."
-    assert record.notes[1] == f"The complete run of trial {trial.number} failed: not here"
+    assert record.notes[1].endswith("failed: not here")
     assert record.recommended is None
     assert record.reason == "the complete runs of all trials on the front failed"
+    if status == "complete":
+        assert [point.number for point in record.front] == [other.trial.number]
 
 
 def searching(tmp_path: Path, worker: Trials, **search: Any) -> run.SettingsSearch:
@@ -241,28 +262,6 @@ def test_a_result_that_is_not_usable_is_not_recommended(tmp_path: Path) -> None:
     expected = "trial 0 would be recommended (it is the only trial on the front), but its result is not usable"
     assert (record.reason, record.hint) == (expected, "see its report")
     assert searching(tmp_path, Trials("usable with warnings")).run().recommended == 0
-
-
-def test_the_settings_of_a_running_trial_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = searching(tmp_path, Trials("usable"), trials=2)
-    other = search._plan.study(tmp_path / "runs")
-    running, settings = other.ask()
-    failed = TrialRecord(running.number, "failed", settings)
-    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(running, failed))
-    trials = search.run().trials
-    assert [trial.status for trial in trials if trial.settings == settings and trial.status != "repeated"] == ["failed"]
-
-
-def test_an_interrupted_trial_of_another_process_is_tried_after_all_combinations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = searching(tmp_path, Trials("usable"))
-    other = search._plan.study(tmp_path / "runs")
-    running, settings = other.ask()
-    interrupted = TrialRecord(running.number, "interrupted", settings)
-    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(running, interrupted))
-    complete = [trial.settings["compile.retries"] for trial in search.run().trials if trial.status == "complete"]
-    assert sorted(complete) == [0, 1]
 
 
 def test_an_interruption_keeps_the_complete_runs_of_an_earlier_command(tmp_path: Path) -> None:
@@ -296,7 +295,7 @@ def test_the_process_of_trials_imports_nothing_from_the_working_directory(
     worker = worker_process()
     try:
         request = WorkRequest("trial", str(tmp_path / "p.yaml"), {}, str(tmp_path), str(tmp_path), "trial 1 of 1")
-        assert "the key 'model' is missing" in worker.run(request, lambda state: "")["failed"]
+        assert "the key 'model' is missing" in worker.run(request)["failed"]
     finally:
         worker.close()
 
@@ -313,7 +312,7 @@ def test_an_interruption_while_the_process_starts_ends_it_at_once(tmp_path: Path
 
     worker._received = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        worker.run(request, lambda state: "")
+        worker.run(request)
     assert [process.returncode for process in ended] == [-signal.SIGKILL]
 
 
@@ -400,8 +399,9 @@ def test_a_search_that_was_ended_goes_on(coralline: Coralline, tmp_path: Path, n
     done = coralline("search", "pipeline.yaml")
     assert done.returncode == 0, done.stderr
     content = found(tmp_path)
-    assert statuses(content) == ["interrupted", "complete", "complete", "complete", "complete"]
-    assert content["trials"][0]["settings"] == content["trials"][1]["settings"]
+    assert sorted(statuses(content)) == ["complete"] * 4 + ["interrupted"]
+    (lost,) = (trial["settings"] for trial in content["trials"] if trial["status"] == "interrupted")
+    assert [trial["settings"] for trial in content["trials"] if trial["status"] == "complete"].count(lost) == 1
     assert tiny.unsound(tmp_path / "runs" / ".store") == []
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 4  # no stage of the first search ran again
@@ -423,53 +423,27 @@ def test_an_interruption_between_two_trials_has_no_traceback(tmp_path: Path) -> 
         assert process.communicate(timeout=60) == ("", "")
 
 
-def test_a_trial_whose_process_dies_three_times_has_failed(coralline: Coralline, tmp_path: Path) -> None:
-    for _ in range(3):
-        process = paused(tmp_path)
-        wait_for((tmp_path / "started").exists)
-        (tmp_path / "started").unlink()
-        process.kill()
-        process.communicate()
-    (tmp_path / "go").touch()
-    done = coralline("search", "pipeline.yaml")
-    assert done.returncode == 0, done.stderr
-    assert statuses(found(tmp_path))[:3] == ["interrupted", "interrupted", "failed"]
-    assert found(tmp_path)["trials"][2]["reason"] == "its process ended 3 times"
-
-
-def test_an_incomplete_line_of_the_journal_is_removed(coralline: Coralline, tmp_path: Path) -> None:
-    project(tmp_path, trials=2)
-    assert coralline("search", "pipeline.yaml").returncode == 0
-    journal = tmp_path / "runs" / "tiny" / "search" / "journal.log"
-    with journal.open("a") as stream:
-        stream.write('{"op_code": 4, "trial')
-    project(tmp_path, trials=3)
-    done = coralline("search", "pipeline.yaml")
-    assert done.returncode == 0, done.stderr
-    assert len(found(tmp_path)["trials"]) == 3
-
-
 def test_a_database_holds_the_trials(coralline: Coralline, tmp_path: Path) -> None:
     project(tmp_path, trials=2)
-    done = coralline("search", "pipeline.yaml", "--storage", f"sqlite:///{tmp_path}/search.db")
+    done = coralline("search", "pipeline.yaml", "--storage", f"sqlite:///{tmp_path}/trials.db")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "search.db").exists()
+    assert (tmp_path / "trials.db").exists()
     done = coralline("search", "pipeline.yaml", "--storage", "nonsense:///x")
     assert done.returncode == 2
     assert "--storage: the storage cannot be used" in done.stderr
 
 
-def test_two_searches_share_the_trials(coralline: Coralline, tmp_path: Path) -> None:
-    project(tmp_path, trials=8)
-    arguments: dict[str, Any] = {"cwd": tmp_path, "env": tiny.environment(), "text": True}
-    command = tiny.command("search", "pipeline.yaml")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen(command, **arguments, **pipes) for _ in range(2)]
-    for process in processes:
-        stderr = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, stderr
-    assert coralline("search", "pipeline.yaml").returncode == 0  # writes the result of both searches
-    assert 8 <= statuses(found(tmp_path)).count("complete") <= 9
+def test_several_processes_share_the_trials(coralline: Coralline, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    project(tmp_path, stages=({"remade": {"log": str(log)}}, "compile"), trials=8)
+    done = coralline("search", "pipeline.yaml", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert 8 <= statuses(found(tmp_path)).count("complete") <= 9  # each process may begin one more
+    assert "for the search tiny-" in (tmp_path / "runs" / "tiny" / "search" / "worker-1.log").read_text()
+    lines = log.read_text().splitlines()
+    assert len(lines) == len(set(lines))
+    done = coralline("search", "pipeline.yaml", "--workers", "65")
+    assert (done.returncode, done.stderr) == (2, "coralline: --workers: 65 processes; allowed: 1 to 64\n")
 
 
 def test_without_optuna_the_error_says_what_to_install(tmp_path: Path) -> None:

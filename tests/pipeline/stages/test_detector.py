@@ -78,6 +78,7 @@ def value(record: dict[str, Any], side: str, name: str) -> float:
     return float(record["models"][side]["measurements"][name]["value"])
 
 
+@pytest.mark.essential
 def test_objects_are_found_and_int8_finds_them_too(finished_run: tuple[Path, dict[str, Any]]) -> None:
     _, record = finished_run
     assert value(record, "original", "ap50") > 0.3

@@ -165,7 +165,6 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("weight: 1, decoupled: {}", "stages[0].distill: decoupled needs the labels, to know the right class, but"),
         ("weight: 1, class_weights: balanced", "stages[0].distill: class_weights: balanced needs the labels"),
         (
             "teachers: [a.pth]",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import small_shop
 import tiny
 
@@ -16,6 +17,7 @@ from deploy.contract import bundle
 STAGES = ["expose_embedding", "compile", "package"]
 
 
+@pytest.mark.essential
 def test_a_pipeline(tmp_path: Path, coralline: tiny.Coralline) -> None:
     """Scores are measured as before, and the bundle has the embedding, its head and references."""
     path = tiny.project(tmp_path, STAGES)

@@ -55,6 +55,7 @@ def project(folder: Path, model: bytes, *stages: object) -> Path:
     return tiny.project(folder, stages)
 
 
+@pytest.mark.essential
 def test_a_file_without_layers_is_quantized_as_it_is_and_measured(
     keras: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.contract import bundle
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.essential]
 
 SMALL = """
 schema_version: 1

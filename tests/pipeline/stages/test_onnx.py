@@ -33,6 +33,7 @@ def project(folder: Path, nodes: list[Any], *stages: object) -> Path:
     return tiny.project(folder, stages, model={"file": "model.onnx", "shape": {"x": [1, 1, 4, 4]}})
 
 
+@pytest.mark.essential
 def test_a_file_is_imported_quantized_and_measured(
     keras: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any,
     assert first == second
 
 
+@pytest.mark.essential
 def test_the_bundle(artifact: Any, context: Any) -> None:
     around = context()
     facts = Package(golden=3).run(artifact(model=tiny.classifier()), around)

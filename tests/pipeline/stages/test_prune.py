@@ -119,62 +119,6 @@ def test_steps_go_down_evenly_with_training_after_each(keras: Any, original: Art
     assert [len(step["history"]) for step in facts["steps"]] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("importance", ["taylor", "batch_norm"])
-@pytest.mark.parametrize("allocation", ["balanced", "sensitivity", "global"])
-def test_layers_can_be_factorized(
-    keras: Any, original: Artifact, work: Context, importance: Any, allocation: Any
-) -> None:
-    limits = {"objective": "parameters", "keep": 0.6, "epochs": 0, "samples": 32}
-    facts = Prune(**limits, factorize=True, importance=importance, allocation=allocation).run(original, work)
-    (step,) = facts["steps"]
-    assert step["allocation"] == allocation
-    assert step["cost"]["after"] <= 0.6 * step["cost"]["before"]
-    smaller = pruned_model(keras, work)
-    assert smaller.count_params() == step["figures"]["after"]["parameters"]
-    assert step["factorized"].keys() | step["whole"].keys() == {"first", "second"}
-    for name, sides in step["factorized"].items():
-        assert all(rank["after"] < rank["before"] for rank in sides.values())
-        assert len([layer for layer in smaller.layers if layer.name.startswith(name)]) == 1 + len(sides)
-
-
-def test_validation_decides_whether_factors_are_kept(original: Artifact, work: Context) -> None:
-    stage = Prune(objective="parameters", keep=0.4, factorize=True, epochs=1)
-    (step,) = stage.run(original, work)["steps"]
-    assert set(step["trials"]) == {"factorized", "balanced", "uniform"}
-    assert step["trials"][step["allocation"]] == max(step["trials"].values())
-    assert bool(step["factorized"]) == (step["allocation"] == "factorized")
-    rejected = "validation is better with whole layers" in step["whole"].values()
-    assert rejected == (step["allocation"] != "factorized")
-    assert step["healing"]
-
-
-def test_an_interrupted_factorization_goes_on(
-    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Prune(objective="parameters", keep=0.3, steps=2, factorize=True, allocation="balanced", epochs=1)
-    heal = healing.heal
-    with monkeypatch.context() as stopped:
-        stopped.setattr(healing, "heal", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            stage.run(original, work)
-    chosen: list[int] = []
-    monkeypatch.setattr(
-        iterative._Step,
-        "run",
-        lambda self, earlier, run=iterative._Step.run: (chosen.append(len(earlier)), run(self, earlier))[1],
-    )
-    monkeypatch.setattr(healing, "heal", heal)
-    facts = stage.run(original, work)
-    assert chosen == [1]  # the saved state has the first choice
-    assert facts["steps"][0]["factorized"]
-    assert pruned_model(keras, work).count_params() == facts["steps"][1]["figures"]["after"]["parameters"]
-
-
-def test_factorize_needs_an_allocation_that_can_use_it() -> None:
-    with pytest.raises(ValidationError, match="keeps all layers whole"):
-        Prune(factorize=True, allocation="uniform")
-
-
 @pytest.mark.parametrize("stop", [2, 3, 5])
 def test_an_interrupted_run_goes_on(
     keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch, stop: int

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiny
 from blobs import Blobs, context
-from networks import with_batch_norms
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -31,7 +30,7 @@ from compress.model.tflite import graph
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.load import Build
-from compress.pipeline.stages.quantize import LOOKED_AT, Quantize, looked_at
+from compress.pipeline.stages.quantize import Quantize
 from compress.targets import load
 
 pytestmark = [
@@ -347,37 +346,6 @@ def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, sel
     assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still alternate
 
 
-class Unread(Blobs):
-    """Blobs of which only the range of values may be used."""
-
-    def inputs(self, split: Split) -> Images:
-        assert split == "train"
-        return np.linspace(0, 1, 96 * 64, dtype=np.float32).reshape(96, 8, 8, 1)
-
-
-def test_calibration_without_data(keras: Any, tmp_path: Path) -> None:
-    model = with_batch_norms(keras)
-    stage = PLAIN.model_copy(update={"calibration": Calibration(select="data_free")})
-    facts = quantized(model, Unread(), tmp_path, stage)
-    assert facts["synthetic"]["samples"] == facts["synthetic"]["held_out"] == 64
-    assert facts["agreement"] is not None
-    assert stage.accepted_kinds() == {Kind.KERAS}
-    assert not stage.needs_samples()
-    assert PLAIN.needs_samples()
-
-
-def test_calibration_without_data_has_the_range_of_the_whole_split() -> None:
-    samples = looked_at(Unread().inputs("train"))
-    assert len(samples) == LOOKED_AT
-    assert (samples.min(), samples.max()) == (0, 1)
-    assert len(looked_at(samples[:3])) == 3
-
-
-def test_calibration_without_data_is_not_for_training() -> None:
-    with pytest.raises(ValidationError, match="trains on data"):
-        Quantize(calibration=Calibration(select="data_free"), method="qat")
-
-
 def test_never_more_than_two_thirds_are_calibrated_with() -> None:
     chosen, rest = divided("stratified", 1000, None, Looked(), 0)
     assert (len(chosen), len(rest)) == (64, 32)
@@ -431,9 +399,8 @@ def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> No
     assert loaded.lookup.table.shape == (8, 4)
     numbers = data.inputs("test")[:20]
     np.testing.assert_allclose(loaded.scores(numbers), np.asarray(model(numbers)), atol=0.05)
-    for settings in ({"method": "qat"}, {"calibration": Calibration(select="data_free")}):
-        with pytest.raises(StageError, match="not possible with an embedding, whose lookup is cut off"):
-            quantized(model, data, tmp_path, Quantize(**settings))  # type: ignore[arg-type]
+    with pytest.raises(StageError, match="not possible with an embedding, whose lookup is cut off"):
+        quantized(model, data, tmp_path, Quantize(method="qat"))
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(2, "from 0 to 14"), (-1, "from -7 to 0")])

@@ -16,12 +16,17 @@ from run_records import rendered, with_stages
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.errors import ModelError
+from compress.data.dataset import Dataset
+from compress.data.sources import Digits as Source
+from compress.learning.quantization import export
+from compress.learning.training import loop
 from compress.learning.training.validation import Quality
 from compress.model.tflite import graph
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.replace_activations import ReplaceActivations
 from compress.targets import load
 from compress.targets.edgetpu.check import check
+from deploy.contract.preprocessing import Preprocessing
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -33,10 +38,6 @@ class Digits:
     """The shipped digits without a resize: 8x8, in [0, 1]."""
 
     def __new__(cls) -> Any:
-        from compress.data.dataset import Dataset
-        from compress.data.sources import Digits as Source
-        from deploy.contract.preprocessing import Preprocessing
-
         return Dataset(Source(), Preprocessing([{"scale": {"from": [0, 16], "to": [0, 1]}}]), None)
 
 
@@ -82,8 +83,6 @@ def hard(keras: Any) -> Any:
 
 
 def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training import loop
-
     data, model = Digits(), network(keras, hard(keras), 10)
     settings = loop.TrainingSettings(epochs=10, learning_rate=0.01)
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
@@ -117,9 +116,8 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("activation", ["hard_silu", "gelu", "leaky_relu", "mish", "prelu"])
+@pytest.mark.essential
 def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activation: str) -> None:
-    from compress.learning.quantization import export
-
     def act(x: Any) -> Any:
         return keras.layers.PReLU()(x) if activation == "prelu" else keras.layers.Activation(activation)(x)
 
@@ -157,8 +155,6 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
 
 
 def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training import loop
-
     data, model = Digits(), network(keras, hard(keras), 10)
     settings = loop.TrainingSettings(epochs=4, learning_rate=0.01)
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
@@ -252,8 +248,6 @@ def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
 
 
 def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
-    from compress.learning.training import loop
-
     data, model = Digits(), network(keras, lambda x: keras.layers.Activation("silu")(x), 10)
     settings = loop.TrainingSettings(epochs=8, learning_rate=0.01)
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))

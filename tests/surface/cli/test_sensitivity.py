@@ -28,7 +28,6 @@ def sensitivity(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_curves_of_the_model_before_anything_is_removed(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE)
     done = sensitivity(tmp_path, "--samples", "64", "--json")
@@ -73,7 +72,6 @@ def test_a_number_of_samples_that_cannot_be(coralline: tiny.Coralline, tmp_path:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_a_model_without_channels_to_remove(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def net(shape, classes):\n"

@@ -24,6 +24,7 @@ from compress.surface.fleet import remote
 Write = Callable[..., Path]
 
 
+@pytest.mark.essential
 def test_first_second_and_back(
     host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

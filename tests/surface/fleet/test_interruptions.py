@@ -1,6 +1,6 @@
 """After every interruption of a deployment, the old or the new version runs.
 
-`benchmarks/faults.py` and `benchmarks/fleet.py` do more of this.
+`benchmarks/faults.py` does more of this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host's repository, read by python-tuf's client; python-tuf's repository, read by our device; and keys."""
+"""The host's repository as devices read it, repositories of another program, and keys."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from typing import Any
 import bundles
 import pytest
 import tiny
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compress.bundling import runner_pyz
 from compress.core.errors import PipelineError, SigningError, StoreError
 from compress.surface.cli.main import main
 from compress.surface.fleet import key_files, repository
-from deploy.contract import trust, update_metadata
-from deploy.contract.update_metadata import TrustError
+from deploy.contract import trust
+from deploy.contract.trust import TrustError
 
 pytest.importorskip("tuf", reason="python-tuf is not installed: pip install -e '.[sign]'")
 
@@ -71,89 +69,49 @@ def accepts(trusted: trust.TrustFolder, content: bytes) -> bool:
     return True
 
 
-class Client:
-    """python-tuf's client, which reads a folder."""
-
-    def __init__(self, shop: Shop, state: Path) -> None:
-        from tuf.api.exceptions import DownloadHTTPError
-        from tuf.ngclient import FetcherInterface
-
-        class Folder(FetcherInterface):  # type: ignore[misc]
-            def _fetch(self, url: str) -> Any:
-                path = shop.folder / url.removeprefix("folder:")
-                if not path.is_file():
-                    raise DownloadHTTPError("absent", 404)
-                return iter([path.read_bytes()])
-
-        self.state, self.fetcher = state, Folder()
-        self.first = (shop.keys / "root.json").read_bytes()
-        state.mkdir(exist_ok=True)
-
-    def download(self, name: str) -> bytes:
-        from tuf.ngclient import Updater
-
-        updater = Updater(
-            str(self.state), "folder:metadata", str(self.state), "folder:targets", self.fetcher, bootstrap=self.first
-        )
-        updater.refresh()
-        info = updater.get_targetinfo(name)
-        assert info is not None
-        return Path(updater.download_target(info)).read_bytes()
-
-
-def test_python_tuf_reads_our_repository(shop: Shop, tmp_path: Path) -> None:
-    client = Client(shop, tmp_path / "client")
-    assert client.download("shop.coralline") == ONE
-    assert client.download("runner.pyz") == runner_pyz.content()
+def test_a_device_follows_every_rotation(shop: Shop, tmp_path: Path) -> None:
+    ours, source = device(shop, tmp_path / "device"), trust.folder_source(str(shop.folder))
+    assert trust.download(str(shop.folder), "runner.pyz", ours.listed(), True) == runner_pyz.content()
     editor = shop.editor()
     for role in ("online", "targets", "root"):
         editor.rotate(role)
     editor.add({"shop.coralline": TWO})
-    assert client.download("shop.coralline") == TWO
-    ours = device(shop, tmp_path / "device")
-    assert accepts(ours, TWO)
-    assert not accepts(ours, ONE)
+    for trusted in (ours, device(shop, tmp_path / "another")):
+        trusted.update(source)
+        assert accepts(trusted, TWO)
+        assert not accepts(trusted, ONE)
 
 
-def test_both_clients_refuse_an_older_repository(shop: Shop, tmp_path: Path) -> None:
-    from tuf.api.exceptions import BadVersionNumberError
-
+def test_an_older_repository_is_refused(shop: Shop, tmp_path: Path) -> None:
     shutil.copytree(shop.folder, tmp_path / "old")
     shop.editor().add({"shop.coralline": TWO})
-    client, ours = Client(shop, tmp_path / "client"), device(shop, tmp_path / "device")
-    client.download("shop.coralline")
-    shutil.rmtree(shop.folder)
-    shutil.copytree(tmp_path / "old", shop.folder)
-    with pytest.raises(BadVersionNumberError):
-        client.download("shop.coralline")
-    with pytest.raises(TrustError, match="version 2 of timestamp, and this device has accepted version 3"):
-        ours.update(trust.folder_source(str(shop.folder)))
+    ours = device(shop, tmp_path / "device")
+    with pytest.raises(TrustError, match="New timestamp version 2 must be >= 3"):
+        ours.update(trust.folder_source(str(tmp_path / "old")))
     assert not accepts(ours, ONE)
 
 
 @pytest.mark.parametrize("consistent", [True, False])
-@pytest.mark.parametrize("compact", [True, False])
-def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: bool, compact: bool) -> None:
+def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: bool) -> None:
     """The repository has keys of other types, delegations, other hashes, and text that is not ASCII."""
     from securesystemslib.signer import CryptoSigner
     from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
-    from tuf.api.serialization.json import JSONSerializer
 
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
-    signers = {role: CryptoSigner.generate_ed25519() for role in update_metadata.ROLES}
+    signers = {role: CryptoSigner.generate_ed25519() for role in trust.ROLES}
     root = Root(expires=expires, consistent_snapshot=consistent)
     for role, signer in signers.items():
         root.add_key(signer.public_key, role)
-    root.add_key(CryptoSigner.generate_ecdsa().public_key, "targets")  # of a type that the device does not know
+    root.add_key(CryptoSigner.generate_ecdsa().public_key, "targets")
     targets = Targets(expires=expires, unrecognized_fields={'x "é\\\u2028': [None, True, {"b": 1, "a": -2}]})
-    targets.targets["a.coralline"] = TargetFile.from_data("a.coralline", b"new", ["sha512", "sha256", "blake2b"])
+    targets.targets["a.coralline"] = TargetFile.from_data("a.coralline", b"new", ["sha512", "sha256"])
     folder = tmp_path / "metadata"
     folder.mkdir()
 
     def write(name: str, signed: Any) -> None:
         document = Metadata(signed)
         document.sign(signers[signed.type])
-        (folder / name).write_bytes(document.to_bytes(JSONSerializer(compact=compact)))
+        (folder / name).write_bytes(document.to_bytes())
 
     prefix = "1." if consistent else ""
     write("1.root.json", root)
@@ -164,30 +122,7 @@ def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: boo
     digest = trust.fingerprint((folder / "1.root.json").read_bytes())
     trusted = trust.first_contact(fetch, digest, str(tmp_path / "trust"))
     trusted.update(fetch)
-    assert set(trusted.listed()["a.coralline"].hashes) == {"sha512", "sha256"}
     assert accepts(trusted, b"new")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=300)
-@given(JSON)
-def test_canonical_json_is_that_of_securesystemslib(value: Any) -> None:
-    from securesystemslib.formats import encode_canonical
-
-    expected = str(encode_canonical(value))
-    try:
-        encoded = expected.encode()
-    except UnicodeEncodeError:
-        with pytest.raises(TrustError):
-            update_metadata.canonical(value)
-    else:
-        assert update_metadata.canonical(value) == encoded
 
 
 # --- keys -----------------------------------------------------------------------------------
@@ -277,8 +212,8 @@ def test_a_root_key_is_lost(shop: Shop, tmp_path: Path) -> None:
     assert new.name == "root-2.key"
     ours.update(trust.folder_source(str(shop.folder)))
     keys = repository.read(shop.folder).root.roles["root"]
-    assert (name in keys.keys, len(keys.keys), keys.threshold) == (False, 3, 2)
-    assert set(ours.root.roles["root"].keys) == set(keys.keys)
+    assert (name in keys.keyids, len(keys.keyids), keys.threshold) == (False, 3, 2)
+    assert ours.root.roles["root"].keyids == keys.keyids
 
 
 def test_an_interrupted_rotation(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +248,7 @@ def test_a_new_root_must_reach_its_own_threshold(shop: Shop) -> None:
     (shop.keys / "root-1.key").unlink()
     (name,) = repository._signers([shop.keys / "root-2.key"])
     keys = set(shop.keys.iterdir())
-    with pytest.raises(SigningError, match="signed by 2 keys"):  # root-3 and the new key, but now 3 are required
+    with pytest.raises(SigningError, match="signed by 2/3 keys"):  # root-3 and the new key, but now 3 are required
         shop.editor().rotate("root", [name], threshold=3)
     assert set(shop.keys.iterdir()) == keys
     with pytest.raises(PipelineError, match="--threshold is 4"):
@@ -330,7 +265,7 @@ def test_a_manipulated_repository_is_not_signed(shop: Shop, tmp_path: Path) -> N
     path = shop.folder / "metadata" / "2.targets.json"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"shop.coralline", b"evil.coralline"))
-    with pytest.raises(SigningError, match="is signed by 0 keys"):
+    with pytest.raises(SigningError, match="was signed by 0/1 keys"):
         shop.editor().add({"shop.coralline": TWO})
     path.write_bytes(content)
     evil = Shop(tmp_path / "evil")
@@ -406,13 +341,14 @@ def test_a_change_waits_for_another_one(shop: Shop) -> None:
 def test_validity(shop: Shop, tmp_path: Path) -> None:
     shop.editor(days={"timestamp": 7}).refresh()
     rows = repository.read(shop.folder).metadata
-    left = {role: round((row.expires - datetime.now(UTC).timestamp()) / 86_400) for role, row in rows.items()}
+    left = {role: round((row.expires - datetime.now(UTC)) / timedelta(days=1)) for role, row in rows.items()}
     assert left == {"targets": 365, "snapshot": 30, "timestamp": 7}
 
 
 # --- the command line -----------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.coralline").write_bytes(ONE)

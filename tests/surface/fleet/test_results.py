@@ -141,6 +141,7 @@ def test_too_large_or_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.M
         device_results.read(tmp_path / "none")
 
 
+@pytest.mark.essential
 def test_in_the_report(tmp_path: Path, project: Callable[..., Path], coralline: tiny.Coralline) -> None:
     path = project(["compile", "package"])
     assert coralline(path).returncode == 0

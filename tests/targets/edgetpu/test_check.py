@@ -119,6 +119,7 @@ def test_an_unknown_compiler_is_refused() -> None:
         TARGET.compiled_by("17")
 
 
+@pytest.mark.essential
 def test_the_command(tmp_path: Path) -> None:
     def run(name: str, *more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "compress", "check", str(tmp_path / name), *more]

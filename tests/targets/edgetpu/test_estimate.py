@@ -206,6 +206,7 @@ def test_published_measurements_are_met_without_their_models() -> None:
     assert shipped == pytest.approx([published_latency.predicted(row, fresh) for row in measurements], rel=0.01)
 
 
+@pytest.mark.essential
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(tiny.classifier((16, 16, 3)))

@@ -106,6 +106,7 @@ def test_damaged_packages_are_errors_or_answers() -> None:
     assert refused > 100
 
 
+@pytest.mark.essential
 def test_the_command(tmp_path: Path) -> None:
     path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
     command = [sys.executable, "-m", "compress", "inspect", str(path)]

@@ -397,6 +397,7 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.essential
 def test_the_command(tmp_path: Path) -> None:
     model_path, out, inputs = tmp_path / "in.tflite", tmp_path / "out.tflite", tmp_path / "inputs.npy"
     model_path.write_bytes(graph.serialize(float_ended()))

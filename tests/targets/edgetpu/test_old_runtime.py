@@ -1,7 +1,7 @@
 """Our models in TensorFlow 2.5, whose TFLite interpreter is as old as the Edge TPU compiler.
 
 It refuses the files that the compiler cannot parse, and computes some newer forms wrongly without a message.
-Not part of the default tests: `make tf25` installs it in a separate environment and runs them.
+Not part of the default tests: `make test-night` installs it in a separate environment and runs them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import newer_than_boards, place
 
-pytestmark = [pytest.mark.tf25, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.night, pytest.mark.timeout(1800)]
 
 OLD = Path(os.environ.get("CORALLINE_TF25", ROOT / ".venv-tf25" / "bin" / "python"))
 TARGET = load("edgetpu")
@@ -55,7 +55,7 @@ def noise(tensor: graph.Tensor) -> NDArray[Any]:
 def old(tmp_path: Path) -> Callable[[Mapping[str, Graph]], dict[str, int | str]]:
     """Return a function that runs models in both interpreters, and returns the difference in steps or the refusal."""
     if not OLD.is_file():
-        pytest.skip(f"{OLD} is not there: `make tf25` sets it up")
+        pytest.skip(f"{OLD} is not there: `make test-night` sets it up")
 
     def run(models: Mapping[str, Graph]) -> dict[str, int | str]:
         feeds = {}

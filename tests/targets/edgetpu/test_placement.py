@@ -8,7 +8,6 @@ import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
-from paths import SHARED
 
 from compress.model.tflite import graph
 from compress.targets import load
@@ -68,11 +67,19 @@ def test_what_comes_after_a_cpu_operator_is_late() -> None:
     assert placement.summary == "1 of 4 operators would run on the Edge TPU"
 
 
-def test_an_independent_branch_stays_mapped() -> None:
-    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("x", "c"), tpu("c", "d"), tpu("bd", "e")])
-    assert sides(placement) == "tcttc"
-    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("a", "c"), tpu("c", "d"), cpu("bd", "e")])
-    assert sides(placement) == "tcttc"
+@pytest.mark.parametrize(
+    ("operators", "inputs", "floats", "expected"),
+    [
+        ([tpu("x", "a"), cpu("a", "b"), tpu("x", "c"), tpu("c", "d"), tpu("bd", "e")], "x", "", "tcttc"),
+        ([tpu("x", "a"), cpu("a", "b"), tpu("a", "c"), tpu("c", "d"), cpu("bd", "e")], "x", "", "tcttc"),
+        ([tpu("x", "a"), cpu("a", "b"), tpu("y", "c"), tpu("cb", "d")], "xy", "", "tctc"),
+        ([cpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")], "x", "", "cctt"),
+        ([Op("CAST", "x", "f"), Op("QUANTIZE", "f", "a"), tpu("a", "b")], "x", "f", "cct"),
+    ],
+    ids=["independent branch", "branch", "second input is late", "CPU operators in front", "cast and quantize"],
+)
+def test_sides(operators: list[Op], inputs: str, floats: str, expected: str) -> None:
+    assert sides(placed(operators, inputs, floats)) == expected
 
 
 def test_late_through_several_cpu_operators() -> None:
@@ -82,24 +89,12 @@ def test_late_through_several_cpu_operators() -> None:
     assert placement.ops[3].status == AFTER_CPU_OPERATOR
 
 
-def test_a_second_input_that_is_late_is_enough() -> None:
-    assert sides(placed([tpu("x", "a"), cpu("a", "b"), tpu("y", "c"), tpu("cb", "d")], "xy")) == "tctc"
-
-
-def test_cpu_operators_in_front_do_not_end_the_partition() -> None:
-    assert sides(placed([cpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])) == "cctt"
-
-
 def test_a_leading_float_quantize() -> None:
     placement = placed([Op("QUANTIZE", "x", "a"), tpu("a", "b"), Op("DEQUANTIZE", "b", "y", 2)], floats="xy")
     assert sides(placement) == "ctc"
     assert placement.ops[0].status == "Operation is working on an unsupported data type"
     assert placement.ops[2].status == "Operation not supported"
     assert placement.failure is None
-
-
-def test_cast_and_quantize() -> None:
-    assert sides(placed([Op("CAST", "x", "f"), Op("QUANTIZE", "f", "a"), tpu("a", "b")], floats="f")) == "cct"
 
 
 def test_nothing_for_the_tpu() -> None:
@@ -158,19 +153,3 @@ def test_macs_on_each_side_and_json() -> None:
     }
     floats = place(graph.parse(tiny.classifier(int8=False)), TARGET)
     assert floats.macs == {"tpu": 0, "cpu": sum(macs)}
-
-
-@pytest.mark.skipif(
-    not (SHARED / "edgetpu" / "pairs" / "index.json").exists(),
-    reason=f"no real models in {SHARED}; CORALLINE_SHARED names the folder of shared files",
-)
-def test_real_models() -> None:
-    pairs = SHARED / "edgetpu" / "pairs"
-    wrong = {}
-    for row in json.loads((pairs / "index.json").read_text()):
-        ops = place(graph.read(pairs / row["name"] / "model.tflite"), TARGET).ops
-        assert len(ops) == len(row["placement"])
-        differ = [f"{op.index} {op.op}" for op, real in zip(ops, row["placement"], strict=True) if op.placement != real]
-        if differ:
-            wrong[row["name"]] = differ
-    assert wrong == {}

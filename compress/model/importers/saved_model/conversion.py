@@ -39,6 +39,7 @@ RESULT = "result.json"
 TENSORS = "tensors.npz"
 LARGEST_SIZE = 2**15
 """A damaged file could ask for more memory than the machine has."""
+LOOPS = {"While", "StatelessWhile"}
 
 
 @dataclass(frozen=True)
@@ -190,22 +191,20 @@ def _check_conversion(converted: Converted, where: str) -> None:
 
 def convert_in_child(path: str, name: str, folder: str) -> None:
     """Convert one signature; write the model, the tensors of its runs and the result or the error to a folder."""
-    from compress.model.importers.saved_model.loops import LoopError
-
     facts: dict[str, Any]
     try:
         facts = _convert(path, name, Path(folder))
-    except LoopError as error:
-        facts = {"error": str(error)}
     except BatchError as error:
         facts = {"not a batch": error.what}
+    except ModelError as error:
+        facts = {"error": error.what}
     except Exception as error:  # noqa: BLE001 - TensorFlow raises many types, and the parent reports all of them
         facts = {"error": f"{type(error).__name__}: {cause_of(error)}"}
     (Path(folder) / RESULT).write_text(json.dumps(facts))
 
 
 def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
-    from compress.model.importers.saved_model import loops, one_sample
+    from compress.model.importers.saved_model import one_sample
     from compress.model.ir import tensorflow
 
     tensorflow.keras()
@@ -214,6 +213,7 @@ def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
     loaded = tf.saved_model.load(path)
     signature = one_sample.LoadedSignature.of(loaded.signatures[name])
     function = signature.for_one_sample()
+    _refuse_loops(function)
     tensors = one_sample.run_samples(signature, function)
     stored: dict[str, Any] = {
         f"{kind}_{run}_{index}": array
@@ -222,10 +222,27 @@ def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
         for index, array in enumerate(arrays)
     }
     np.savez(folder / TENSORS, **stored)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([loops.unrolled(function)], loaded)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], loaded)
     (folder / MODEL).write_bytes(_named(converter.convert(), signature.inputs, signature.outputs))
     counts = {kind: len(runs[0]) for kind, runs in tensors.items()}
     return {**counts, "runs": len(tensors["inputs"])}
+
+
+def _refuse_loops(function: Any) -> None:
+    """Refuse a graph with a while loop: a full-integer model has none, and the layers that it comes from are lost.
+
+    Raises:
+        ModelError: the graph has one.
+    """
+    from tensorflow.python.framework import convert_to_constants
+
+    frozen = convert_to_constants.convert_variables_to_constants_v2(function, lower_control_flow=False)
+    for node in frozen.graph.as_graph_def().node:  # freezing has put the functions of the graph into it
+        if node.op in LOOPS:
+            raise ModelError(
+                f"its graph has the while loop {node.name}, such as that of a recurrent layer; save a recurrent model "
+                "as a .keras or .h5 file, whose layers are read"
+            )
 
 
 def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:

@@ -42,7 +42,7 @@ LARGEST_INTEGER = 255
 LARGEST_STEPS = 2.0
 """Largest difference between an operator in integers and in float, in steps of its output. Rounding makes 0.5; the
 kernels round twice where they rescale. The largest difference in 27 files of several converters is 0.75
-(benchmarks/transfer.py)."""
+(benchmarks/results/transfer.json)."""
 
 
 @dataclass(frozen=True)

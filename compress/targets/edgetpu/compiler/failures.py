@@ -105,7 +105,7 @@ def unknown_version(log: str, graph: Graph) -> FailureMatch | None:
 def unknown_operator(log: str, graph: Graph) -> FailureMatch | None:
     """The model has an operator that is newer than the compiler.
 
-    Replace the layer by one of the operators that `python -m compress operators` lists, for instance GELU by ReLU.
+    Replace the layer by one that `python -m compress manual operators` lists, for instance GELU by ReLU.
     """
     # #862
     said = re.search(r"Op builtin_code out of range: (\d+)", log)

@@ -162,7 +162,6 @@ APPLICATIONS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_whole_architectures(tf_keras: Any, tmp_path: Path, name: str) -> None:
     size = 71 if name == "Xception" else 64

@@ -430,6 +430,7 @@ def answers(model: Any) -> list[Any]:
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.hdf5"])
 @pytest.mark.parametrize("build", [small, functional])
+@pytest.mark.essential
 def test_load(
     request: pytest.FixtureRequest, keras: Any, saved: Save, library: str, name: str, build: Callable[[Any], Any]
 ) -> None:

@@ -49,7 +49,6 @@ def test_control_flow_is_refused(real_model: Callable[[str], Path]) -> None:
     assert all("control flow" in problem.reason for problem in file.problems)
 
 
-@pytest.mark.slow
 def test_a_pitch_model_answers_as_its_twin(real_model: Callable[[str], Path]) -> None:
     """For synthetic tones, the outputs agree with those of onnxruntime and of the .tflite file of the same model."""
     time = np.arange(43_844) / 22_050

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.model.importers import model_file
+from compress.model.importers.onnx import onnx_model
+from compress.model.importers.onnx.selection import without_selection
+
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
 
@@ -91,8 +95,6 @@ def detector(path: Path, end: str) -> Path:
     ("end", "shown"), [("suppression", "overlap 0.45, least score 0.25"), ("best", "overlap 0.45")]
 )
 def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(tmp_path: Path, end: str, shown: str) -> None:
-    from compress.model.importers.onnx import onnx_model
-
     model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", end))
     assert [output.name for output in model.graph.output] == ["boxes", "scores"]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
@@ -100,8 +102,6 @@ def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(tmp_path:
 
 
 def test_the_best_boxes_of_a_detector_without_suppression_are_left_to_the_device(tmp_path: Path) -> None:
-    from compress.model.importers.onnx import onnx_model
-
     model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "top"))
     assert [output.name for output in model.graph.output] == ["boxes", "rows of scores"]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
@@ -109,8 +109,6 @@ def test_the_best_boxes_of_a_detector_without_suppression_are_left_to_the_device
 
 
 def test_the_search_for_the_peaks_of_a_map_is_part_of_the_selection(tmp_path: Path) -> None:
-    from compress.model.importers.onnx import onnx_model
-
     model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "peaks"))
     assert [output.name for output in model.graph.output] == ["boxes", "heat"]
     assert notes == ("its TopK is taken off: the device selects the objects",)
@@ -118,8 +116,6 @@ def test_the_search_for_the_peaks_of_a_map_is_part_of_the_selection(tmp_path: Pa
 
 def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
     from onnx import TensorProto, helper
-
-    from compress.model.importers.onnx.selection import without_selection
 
     classes = [
         helper.make_node("Softmax", ["x"], ["scores"]),
@@ -145,16 +141,12 @@ def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
 
 @pytest.mark.tensorflow
 def test_the_rest_is_imported(tmp_path: Path, keras: Any) -> None:
-    from compress.model.importers import model_file
-
     file = model_file.read(detector(tmp_path / "detector.onnx", "suppression"))
     model = model_file.load(file).model
     assert [tuple(output.shape[1:]) for output in model.outputs] == [(16, 4), (16, 2)]
 
 
 def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
-    from compress.model.importers.onnx import onnx_model
-
     path = detector(tmp_path / "detector.onnx", "best")
     model = onnx.load(path)
     del model.graph.node[7:]
@@ -167,8 +159,6 @@ def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
 
 
 def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Path) -> None:
-    from compress.model.importers.onnx import onnx_model
-
     path = detector(tmp_path / "detector.onnx", "suppression")
     model = onnx.load(path)
     attention = [
@@ -187,8 +177,6 @@ def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Pa
 
 def test_a_suppression_of_the_inputs_stays(tmp_path: Path) -> None:
     from onnx import TensorProto, helper
-
-    from compress.model.importers.onnx.selection import without_selection
 
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4]) for name in ("boxes", "scores")]
     outputs = [helper.make_tensor_value_info("found", TensorProto.INT64, None)]

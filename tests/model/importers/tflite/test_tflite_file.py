@@ -58,6 +58,7 @@ def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+@pytest.mark.essential
 def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builder, written: Written) -> None:
     model = networks.randomized(builder(keras))
     path = written(export.convert_float(model))

@@ -76,6 +76,7 @@ def test_options(make: Make, programs: Programs, options: CompilerOptions, argum
     assert done is not None
     assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
     assert set(done.files) == set(options.outputs)
+    assert make(options, host=None).compile(MODEL, pytest.fail) == done  # from the cache
 
 
 def test_what_is_expected_for_an_old_runtime() -> None:
@@ -155,15 +156,6 @@ def test_versions_that_the_target_knows(version: str | None, known: str | None) 
 
 
 # --- results ----------------------------------------------------------------------------
-
-
-def test_success(make: Make, programs: Programs) -> None:
-    programs.compiler(success(MODEL))
-    done = make().compile(MODEL, pytest.fail)
-    assert done is not None
-    assert done.log == LOG
-    assert done.files == {"model_edgetpu.tflite": compiled(MODEL)}
-    assert [report.version for report in done.reports] == [VERSION]
 
 
 def test_neither_compiler_nor_result(make: Make) -> None:
@@ -282,6 +274,9 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
 def test_the_program_is_not_needed_twice(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     first = make().compile(MODEL, pytest.fail)
+    assert first is not None
+    assert (first.log, first.files) == (LOG, {"model_edgetpu.tflite": compiled(MODEL)})
+    assert [report.version for report in first.reports] == [VERSION]
     assert make().compile(MODEL, pytest.fail) == first
     assert len(programs.asked()) == 1
     shutil.rmtree(programs.folder)
@@ -347,13 +342,6 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
     assert make(cache=Cache(unwritable / "cache")).compile(MODEL, notes.append) is not None
     assert len(notes) == 1
     assert "cannot be cached" in notes[0]
-
-
-def test_segments_are_cached(make: Make, programs: Programs) -> None:
-    options = CompilerOptions(num_segments=2)
-    programs.compiler(success(MODEL, names=options.outputs))
-    first = make(options).compile(MODEL, pytest.fail)
-    assert make(options, host=None).compile(MODEL, pytest.fail) == first
 
 
 # --- its version ------------------------------------------------------------------------
