@@ -33,7 +33,7 @@ from compress.pipeline.stages.load import LoadTflite, Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
-from compress.tasks.refusal import Refusal
+from compress.tasks.base import Refusal
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 

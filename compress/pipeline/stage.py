@@ -20,7 +20,7 @@ from compress.core.execution import Execution
 from compress.core.settings import Settings
 from compress.learning.context import Context, Need
 from compress.targets.base import Target
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.base import Refusal, Use
 
 
 def refused_host(target: Target, host: str | None, clock: str | None) -> Refusal | None:

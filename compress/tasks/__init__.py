@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compress.core.measurement import Metric
 from compress.data.types import Data
-from compress.tasks.base import Location, Task
+from compress.tasks.base import Location, Refusal, Task
 from compress.tasks.classification import Classification
 from compress.tasks.detection import Detection
 from compress.tasks.embeddings import Embeddings
@@ -12,7 +12,6 @@ from compress.tasks.keypoints import Keypoints
 from compress.tasks.multi_label import MultiLabel
 from compress.tasks.outputs import OutputsTask
 from compress.tasks.reconstruction import Reconstruction
-from compress.tasks.refusal import Refusal
 from compress.tasks.regression import Regression
 from compress.tasks.segmentation import Segmentation
 from compress.tasks.unlabelled_detection import UnlabelledDetection

@@ -24,7 +24,6 @@ from compress.model.ir.tensorflow import keras, sample_shape
 from compress.model.tflite.interpreter import shape_hint
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason
-from compress.tasks.refusal import Refusal, Use
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
@@ -35,19 +34,42 @@ Specification = Mapping[str, Any] | None
 """The way to read a model's outputs, if its layers do not define it: the anchors of a detector."""
 BEST_DB = 60.0
 """Signal-to-noise ratios above this count as equal."""
-
-
+HEAD_LAYER = "new_head"
+"""Name of the dense layer of an untrained head."""
 QualityMetric = Literal["accuracy", "loss"]
+Use = Literal[
+    "distillation",
+    "qat teacher",
+    "healing by distillation",
+    "channel importance",
+    "measured sensitivity",
+    "class weights",
+    "subset",
+    "augmentation",
+    "rotation",
+    "mixup",
+    "label smoothing",
+    "labels",
+    "selection by classes",
+    "tfmot",
+    "tfmot qat",
+    "package",
+    "embedding",
+]
+"""A method that not every task has, see `Stage.uses` and `Task.refused`."""
+
+
+class Refusal(NamedTuple):
+    """Why a stage, or one of its settings, cannot be used with the data; the alternatives, and what to do."""
+
+    what: str
+    allowed: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A result on the validation split.
-
-    Attributes:
-        metric: accuracy (a fraction, higher is better), or loss (lower is better).
-        value: NaN where the model's outputs are not finite.
-    """
+    """An accuracy (a fraction) or a loss on the validation split; NaN where the model's outputs are not finite."""
 
     metric: QualityMetric
     value: float
@@ -60,7 +82,7 @@ class Quality:
         return self.value if self.metric == "accuracy" else -self.value
 
     def is_worse_than(self, other: Quality) -> bool:
-        """Whether to prefer the other; NaN is worse than everything."""
+        """Return whether the other result is better; NaN is worse than everything."""
         if math.isnan(self.value) or math.isnan(other.value):
             return math.isnan(self.value)
         return self.score < other.score
@@ -91,10 +113,9 @@ class RandomChanges(Protocol):
 
 
 class Draws(NamedTuple):
-    """The seeds of the random changes of some samples of a batch: a sample changes in the same way whoever reads it.
+    """The seeds of the random changes of some samples of a batch: each reader of a sample gets the same changes.
 
     Attributes:
-        seeds: the two seeds of the batch.
         size: number of samples in the whole batch; random numbers are drawn for all of them.
         rows: the indices of the samples in the batch: [n].
     """
@@ -180,20 +201,24 @@ class Head(ABC):
         ]
         return sum(parts[1:], parts[0])
 
-    def divergence(self, expected: Any, actual: Any) -> Any:
-        """Return the distance of a model's outputs from another's, both in the form of `logits`: [n], 0 if equal."""
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+        """Return the distance of a model's outputs from another's, both in the form of `logits`: [n], 0 if equal.
+
+        The temperature softens probabilities; the distance of plain values does not depend on it.
+        """
         raise NotImplementedError
 
     def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
         """Return the loss of each sample [n] of a student's `logits` with the `soft_targets` of its teachers."""
-        raise NotImplementedError
+        return self.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
 
 class Judge(Protocol):
     """A comparison of the outputs of two models, sample by sample, for the search of quantization."""
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the signal-to-noise ratio of each sample in dB."""
+        """Return the signal-to-noise ratio of each sample in dB: by default that of all values."""
+        return snr_db(expected, actual)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the agreement of both models on each sample, from 0 to 1."""
@@ -215,7 +240,6 @@ class ModelOutputs:
     Attributes:
         rows: outputs [n, outputs] of all samples; a memory map if they are large.
         floating: whether the file gives floating-point values.
-        specification: how the outputs are read.
     """
 
     rows: Rows
@@ -310,13 +334,8 @@ class Task(ABC):
         """
 
     def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
-        """Return how the outputs of a .tflite file are read that is not rebuilt.
-
-        Args:
-            file: the file.
-            data: the samples.
-            detector: the specification of a detector; None for other models.
-        """
+        """Return how the outputs of a .tflite file are read that is not rebuilt; `detector`: its specification if the
+        model is a detector."""
         del file, data
         return detector
 
@@ -331,7 +350,7 @@ class Task(ABC):
 
         Args:
             features: the last feature map, a Keras tensor [n, ..., channels].
-            data: the data; it defines the number of outputs.
+            data: the data that define the number of outputs.
             dropout: fraction of the features that the training sets to 0.
         """
         raise NotImplementedError
@@ -341,14 +360,7 @@ class Task(ABC):
     ) -> Quality:
         """Return the quality of a Keras model on the validation split: by default its mean loss.
 
-        Args:
-            model: the model; of several outputs the first may be the task's, the others for distillation alone.
-            data: the data.
-            specification: how outputs are read.
-            batches: samples and the model's outputs for them.
-
-        Raises:
-            ModelError: the model does not fit the data.
+        Each batch has samples and the model's outputs; outputs after the task's own are for distillation alone.
         """
         head = self.head(model, data, specification)
         targets, total = self.targets(data, "validation"), 0.0
@@ -362,11 +374,7 @@ class Task(ABC):
         return None
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
-        """Return the settings of `model`, `data` and `measure` that the task does not support.
-
-        Args:
-            settings: the pipeline file's content, checked.
-        """
+        """Return the settings of `model`, `data` and `measure` in a pipeline file that the task does not support."""
         refused: list[tuple[Location, Refusal]] = []
         if settings["model"].get("detector") and not self.reads_specification:
             what = f"model.detector describes the boxes of a detector, but the data is for {self.models}"
@@ -382,22 +390,14 @@ class Task(ABC):
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return the facts of models on a split: each metric, and the input of `compare` and `judge_outputs`.
 
-        Args:
-            models: one or two models by name; the first is the original.
-            data: the data.
-            split: the split.
-            note: the conditions.
+        There are one or two models, the original first; `note` has the conditions of the measurements.
         """
 
     @abstractmethod
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return the comparison of two models for the report: `measurements`, and `per_class` if the task has classes.
 
-        Args:
-            facts: the facts of `evaluate`.
-            names: the class names.
-            original: the model compared with.
-            result: the model compared.
+        `facts` are those of `evaluate`; `names` the class names; `original` and `result` the names of the models.
         """
 
     @abstractmethod
@@ -416,12 +416,8 @@ class Task(ABC):
 
     @abstractmethod
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
-        """Return the comparison of a quantized model's outputs with the float model's.
-
-        Args:
-            specification: how the outputs are read.
-            logits: whether a sigmoid at the end was removed from both.
-        """
+        """Return the comparison of a quantized model's outputs with the float model's; `logits`: without the sigmoid at
+        the end of both models."""
 
     @abstractmethod
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
@@ -436,12 +432,8 @@ class Task(ABC):
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the manifest entries with which the device reads the outputs.
 
-        Args:
-            specification: how the outputs are read.
-            labels: names of the classes that do not come from the data.
-
         Raises:
-            StageError: the names do not fit the outputs.
+            StageError: `labels`, the names of classes that do not come from the data, do not fit the outputs.
         """
         del specification, labels
         return {}
@@ -449,13 +441,9 @@ class Task(ABC):
     def illustrator(
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> Illustrator | None:
-        """Return how the answers of two models are drawn into their images; None for answers that are not drawn.
+        """Return how the answers of the original and of the result are drawn into images; None if they are not drawn.
 
-        Args:
-            models: the original and the result.
-            data: the data.
-            split: the split.
-            labels: names of the classes that do not come from the data.
+        `labels` are the names of classes that do not come from the data.
         """
         del models, data, split, labels
         return None
@@ -481,16 +469,8 @@ def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
 
 
 def refuse_misfit(model: Any, data: Data, outputs: int | None = None) -> None:
-    """Refuse a model that does not take the data's samples, or has another number of outputs than expected.
-
-    Args:
-        model: a Keras model.
-        data: the data.
-        outputs: the expected number; None for any.
-
-    Raises:
-        ModelError: the model does not fit.
-    """
+    """Raise a ModelError for a Keras model that does not take the data's samples, or that does not have this number of
+    outputs (None: any number)."""
     if outputs is not None and len(model.outputs) != outputs:
         raise ModelError(
             f"the model has {len(model.outputs)} outputs",
@@ -513,3 +493,17 @@ def takes(expected: Sequence[int | None], actual: Sequence[int]) -> bool:
 def first_output(outputs: Any) -> Any:
     """Return the first output of a model; the others are for distillation alone."""
     return keras().tree.flatten(outputs)[0]
+
+
+def pooled_dense(features: Any, outputs: int, activation: str | None, dropout: float) -> Any:
+    """Return the output of an untrained head: the mean over all positions, dropout, and one dense layer.
+
+    The features are a Keras tensor [n, ..., channels], of which the training sets the fraction `dropout` to 0.
+    """
+    layers = keras().layers
+    pooling = {2: None, 3: layers.GlobalAveragePooling1D, 4: layers.GlobalAveragePooling2D}
+    kind = pooling.get(len(features.shape), layers.Flatten)
+    pooled = features if kind is None else kind(name=f"{HEAD_LAYER}_pooling")(features)
+    if dropout:
+        pooled = layers.Dropout(dropout, name=f"{HEAD_LAYER}_dropout")(pooled)
+    return layers.Dense(outputs, activation=activation, name=HEAD_LAYER)(pooled)

@@ -27,11 +27,10 @@ from compress.tasks.base import (
     Specification,
     Task,
     first_output,
+    pooled_dense,
     refuse_misfit,
-    snr_db,
 )
 from compress.tasks.findings import VerdictReason, against_constant, class_order, never_answered, ties
-from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
@@ -133,16 +132,14 @@ class ClassificationHead(Head):
 
         Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square.
 
-        Args:
-            logits: the student's logits [n, classes].
-            soft_targets: logarithms of softened probabilities [n, classes], or logits divided by the temperature.
-            temperature: the temperature of both.
+        `logits` and `soft_targets` are [n, classes]; soft targets are logarithms of softened probabilities, or logits
+        divided by the temperature.
         """
         return _divergence(keras().ops.stop_gradient(soft_targets), logits / temperature) * temperature**2
 
-    def divergence(self, expected: Any, actual: Any) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
-        return _divergence(expected, actual)
+        return _divergence(expected / temperature, actual / temperature) * temperature**2
 
     def sample_errors(self, targets: Any, outputs: Any) -> Any:
         """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
@@ -177,17 +174,10 @@ def _divergence(expected: Any, scores: Any) -> Any:
 
 @dataclass(frozen=True)
 class ByClass(Judge):
-    """The comparison of two classifiers: all scores, and the largest one.
-
-    Attributes:
-        limit: for one output of a binary classifier: values above it mean the second class.
-    """
+    """The comparison of two classifiers: all scores, and the class with the largest score; of a binary classifier with
+    one output, values above `limit` mean the second class."""
 
     limit: float = 0.5
-
-    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the ratio of all scores."""
-        return snr_db(expected, actual)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return 1 where the largest output is the same, otherwise 0."""
@@ -212,7 +202,8 @@ class Classification(Task):
         """Return the meaning of a classifier's output.
 
         Raises:
-            ModelError: several inputs or outputs, or shapes that differ from the data's.
+            ModelError: the model has several outputs, or its shapes are not those of the data.
+            DataError: the labels are arrays.
         """
         del specification
         if data.has_targets:
@@ -371,7 +362,7 @@ def _by_values(model: Any, data: Data) -> Activation:
 
 
 def _labels_are_arrays(targets: NDArray[Any]) -> DataError:
-    """Return the error for labels that are arrays: one-hot labels, or those of another task."""
+    """Return the error for labels that are arrays: one-hot labels, or labels of another task."""
     hint = "set data.task: multi_label, segmentation, keypoints, reconstruction or outputs; for regression, name the "
     hint += "`targets` of data.source"
     if targets.ndim == 2 and ((targets == 1).sum(axis=1) == 1).all() and ((targets == 0) | (targets == 1)).all():
@@ -390,12 +381,9 @@ def _refuse_other_width(scores: Rows, data: Data) -> None:
 
 
 def _other_classes(output: str, outputs: int | None, data: Data) -> ModelError:
-    """Return the error for a model whose output does not have one score for each class.
+    """Return the error for a model whose output (described in words) does not have one score for each class.
 
-    Args:
-        output: the output, for the message.
-        outputs: its number of scores.
-        data: the data; the number of its samples shows misspelt labels.
+    The message has the rarest labels of the data, because misspelt labels are rare.
     """
     names = data.class_names
     samples = np.bincount(np.concatenate([data.labels(split) for split in SPLITS]), minlength=len(names))
@@ -420,7 +408,6 @@ def _is_constant(rows: NDArray[Any]) -> bool:
 
 
 def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread:
-    """Return the counts of the most frequent predicted class."""
     labels, predictions = np.array(facts["labels"]), np.array(facts[model]["predictions"])
     counts = np.bincount(predictions, minlength=len(names))
     answer = int(counts.argmax())

@@ -20,7 +20,7 @@ COMMON = 0.9
 ENOUGH = 4
 """Number of samples with another label for a verdict: if 0 of 4 are recognized, the 95% interval ends at 0.49."""
 ENOUGH_WITH_ORIGINAL = 2
-"""The same, if the original recognizes them."""
+"""Number of samples with another label for a verdict, if the original recognizes them."""
 
 Verdict = Literal["varied", "degenerate", "undecided"]
 
@@ -31,10 +31,9 @@ class Spread:
 
     Attributes:
         text: the answer and its count as a predicate: "answers 'Apple' to 449 of 449 test samples".
-        samples: samples of the split.
         same: samples that get the most frequent answer.
         others: samples whose label is another answer.
-        told_apart: of `others`, those that get another answer.
+        told_apart: samples of `others` that get another answer.
         constant: whether all outputs are the same floating-point values, although the samples differ.
     """
 
@@ -52,8 +51,7 @@ class Judgement:
 
     Attributes:
         verdict: "degenerate" for one answer to nearly everything; "undecided" where the labels do not allow a verdict.
-        text: the most frequent answer and its count as a predicate.
-        spread: the counts; None where there are none.
+        spread: the counts; None for a task that does not count answers.
     """
 
     verdict: Verdict
@@ -70,13 +68,10 @@ class Judgement:
 def judge(spread: Spread, original: Spread | None = None) -> Judgement:
     """Decide whether a model gives one answer to nearly everything while the labels differ.
 
-    A model is suspected from NEARLY_ALL on. It is degenerate if it tells at most TOLD_APART of the samples with another
-    label apart. Where COMMON of the labels are the most frequent answer, a suspected model can be a useful one: there
-    it is degenerate only if its balanced accuracy, that answer against all others, is not above chance.
-
-    Args:
-        spread: the counts of the model.
-        original: the counts of the original model.
+    A model is suspected if NEARLY_ALL samples get one answer. A suspected model is degenerate if at most TOLD_APART of
+    the samples with another label get another answer. If COMMON of the labels are the most frequent answer, a suspected
+    model can be useful: it is degenerate only if its balanced accuracy, that answer against all others, is not above
+    chance.
     """
     if spread.constant:
         return Judgement("degenerate", spread.text, spread)

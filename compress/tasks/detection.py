@@ -1,4 +1,4 @@
-"""Detection: objects with boxes in images. The task, its metrics and comparisons."""
+"""Detection: objects with boxes in images. The task, its metric (COCO's average precision), and comparisons."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.core.errors import ModelError
-from compress.core.measurement import Measurement, Metric
+from compress.core.measurement import Measurement, Metric, missing
 from compress.core.resources import manual
 from compress.data.types import Data, Objects, Split
-from compress.tasks import average_precision
+from compress.tasks import degeneracy
 from compress.tasks.base import (
     Change,
     EvaluationMembers,
@@ -22,34 +22,38 @@ from compress.tasks.base import (
     Location,
     ModelOutputs,
     RandomChanges,
+    Refusal,
     Rows,
     Specification,
     Task,
+    Use,
     refuse_misfit,
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.detection_augmentation import augmentation
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.illustrations import ObjectsIllustrator
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.moved_images import augmentation
 from deploy.contract import image_geometry
-from deploy.contract.average_precision import average_precision as mean_average_precision
-from deploy.contract.detection import SURE, Detections, Detector, DetectorParts, agreement
+from deploy.contract.average_precision import Truth, average_precision
+from deploy.contract.detection import SURE, Detections, Detector, agreement
 from deploy.contract.detector_specification import DetectionError
+from deploy.contract.suppression import overlaps
 
 LIKELY = 100
 """Number of anchors of a sample whose boxes are compared: those with the highest scores, as applications use them."""
+SAME_PLACE = 0.9
+"""Overlap above which two boxes count as the same position."""
+FITTING = 0.5
+"""Overlap above which a box counts as that of an object."""
+NO_AP50 = 1e-3
+"""AP50 below which a detector finds objects only by chance."""
 
 
 @dataclass(frozen=True)
 class ByObjects(Judge):
-    """The comparison of two detectors: the scores, the boxes of likely anchors, and the objects that are found.
-
-    Attributes:
-        detector: reads the outputs.
-    """
+    """The comparison of two detectors: the scores, the boxes of likely anchors, and the objects that are found."""
 
     detector: Detector
 
@@ -58,26 +62,18 @@ class ByObjects(Judge):
         before, after = (self.detector.parts(self.detector.split(rows)) for rows in (expected, actual))
         best = self.detector.probabilities(before).max(axis=2)
         likely = np.argsort(-best, axis=1, kind="stable")[:, :LIKELY, np.newaxis]
-        near = [
-            np.take_along_axis(output_parts.boxes, likely, axis=1).reshape(len(best), -1)
-            for output_parts in (before, after)
-        ]
-        scores = [
-            np.concatenate(_score_parts(output_parts), axis=2).reshape(len(best), -1)
-            for output_parts in (before, after)
-        ]
-        return np.asarray((snr_db(near[0], near[1]) + snr_db(scores[0], scores[1])) / 2)
+        near, scores = [], []
+        for parts in (before, after):
+            near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(len(best), -1))
+            score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
+            scores.append(np.concatenate(score_parts, axis=2).reshape(len(best), -1))
+        return np.asarray((snr_db(*near) + snr_db(*scores)) / 2)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the objects that both find; 1 if neither finds any."""
         answers = [_detections(self.detector, rows) for rows in (expected, actual)]
         pairs = zip(*answers, strict=True)
         return np.array([agreement([one], [other])[0] for one, other in pairs])
-
-
-def _score_parts(parts: DetectorParts) -> list[Rows]:
-    """Return the scores, and the objectness if there is one."""
-    return [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
 
 
 class Detection(Task):
@@ -107,16 +103,7 @@ class Detection(Task):
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:
-        """Return the head of a detector with these anchors, after a check that it fits the data.
-
-        Args:
-            model: a Keras model of the data's input shape.
-            data: with objects.
-            specification: of the anchors, see `deploy.contract.detection`; None where they are unknown.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """Return the head of a detector; its specification (`deploy.contract.detection`) is necessary."""
         detector = detector_of(specification)
         refuse_misfit(model, data, len(detector.specification["tensors"]))
         columns = len(data.class_names) + (detector.specification["background"] is not None)
@@ -148,18 +135,40 @@ class Detection(Task):
             detector = detector_of(model.specification)
             answers.append(_detections(detector, model.rows))
             images = f"COCO, {note}, {len(expected)} images"
-            facts[name] = average_precision.evaluate(answers[-1], expected, len(names), images)
-            facts[name]["spread"] = asdict(average_precision.spread(answers[-1], expected, names, split))
+            facts[name] = evaluate(answers[-1], expected, len(names), images)
+            facts[name]["spread"] = asdict(spread(answers[-1], expected, names, split))
         facts["agreement"] = agreement(answers[0], answers[-1])
         return facts
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return the drop of average precision, the agreement, and figures per class."""
-        return average_precision.compare(facts, names, original, result)
+        measurements = {
+            f"{name}_drop": _drop(facts[original][name], facts[result][name]).to_json() for name in ("ap", "ap50")
+        }
+        share, count = facts["agreement"]
+        note = f"of {count} objects that either finds with a score of {SURE:g} or more, those that both find"
+        agreed = Measurement(share, "fraction", "measured", note=note)
+        if not count:
+            agreed = missing("fraction", f"neither finds anything with a score of {SURE:g}")
+        measurements["agreement"] = agreed.to_json()
+        rows = zip(names, facts[original]["per_class"], facts[result]["per_class"], strict=True)
+        per_class = [
+            {
+                "name": name,
+                "samples": before["objects"],
+                "original": _measurement(before["ap"], "COCO").to_json(),
+                "result": _measurement(after["ap"], "COCO").to_json(),
+                "ap50": {"original": before["ap50"], "result": after["ap50"]},
+            }
+            for name, before, after in rows
+        ]
+        return {"measurements": measurements, "per_class": per_class}
 
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
-        return average_precision.judge_outputs(facts, names, original, result)
+        del names
+        before = degeneracy.Spread(**facts[original]["spread"])
+        return {original: _judge(facts[original], None), result: _judge(facts[result], before)}
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare the average precision of both models; a detector that finds nothing has 0."""
@@ -179,7 +188,7 @@ class Detection(Task):
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
         """Return the mean average precision; 0 without objects."""
         detections = _detections(detector_of(specification), rows)
-        return mean_average_precision(detections, data.objects(split), len(data.class_names))["ap"] or 0.0
+        return average_precision(detections, data.objects(split), len(data.class_names))["ap"] or 0.0
 
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
@@ -189,11 +198,10 @@ class Detection(Task):
         expected = [data.objects("test")[index] for index in indices]
         answers = {role: _detections(detector, outputs) for role, outputs in rows.items()}
         facts: Facts = {
-            role: average_precision.evaluate(detections, expected, len(names), f"COCO, {note}")
-            for role, detections in answers.items()
+            role: evaluate(detections, expected, len(names), f"COCO, {note}") for role, detections in answers.items()
         }
         facts["agreement"] = agreement(answers["original"], answers["int8"])
-        compared = average_precision.compare(facts, names, "original", "int8")["measurements"]
+        compared = self.compare(facts, names, "original", "int8")["measurements"]
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
@@ -215,27 +223,17 @@ class Detection(Task):
 def moving_steps(settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
     """Return the preprocessing steps in pipeline.yaml that would move objects."""
     refusals: list[tuple[Location, Refusal]] = []
-    for index, entry in enumerate(settings["data"].get("preprocess") or ()):
-        refusal = _moving(entry)
-        if refusal is not None:
-            refusals.append((("data", "preprocess", index), refusal))
+    for index, step in enumerate(settings["data"].get("preprocess") or ()):
+        name = step if isinstance(step, str) else next(iter(step))
+        if name not in image_geometry.STEPS:
+            what = f"after {name}, the positions of objects are not known"
+            refusals.append((("data", "preprocess", index), Refusal(what, ", ".join(image_geometry.STEPS))))
     return refusals
 
 
-def _moving(step: Any) -> Refusal | None:
-    """Return why a preprocessing step cannot be used with boxes, or None."""
-    name = step if isinstance(step, str) else next(iter(step))
-    if name in image_geometry.STEPS:
-        return None
-    return Refusal(f"after {name}, the positions of objects are not known", ", ".join(image_geometry.STEPS))
-
-
 def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
-    """Refuse a Keras model whose outputs are not those of a detector with `columns` scores at each location.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Raise a ModelError if the outputs of a Keras model are not those of a detector with `columns` scores at each
+    location."""
     entries = detector.specification["tensors"]
     sizes = detector.output_sizes(columns)
     shapes = [tuple(int(side) for side in output.shape[1:]) for output in model.outputs]
@@ -254,11 +252,6 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
 
 
 def _detections(detector: Detector, rows: Rows) -> list[Detections]:
-    """Return the detections of each sample.
-
-    Raises:
-        ModelError: the outputs are not those of the detector.
-    """
     try:
         outputs = detector.split(rows)
     except DetectionError as error:
@@ -279,7 +272,7 @@ def detector_of(specification: Any) -> Detector:
     """Return the detector of a specification.
 
     Raises:
-        ModelError: there is none, or it cannot be used.
+        ModelError: the specification is None, or invalid.
     """
     if specification is None:
         raise ModelError(
@@ -300,3 +293,78 @@ def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
     for row, (boxes, classes) in zip(rows, objects, strict=True):
         row[: len(classes), 0], row[: len(classes), 1:] = classes, boxes
     return rows
+
+
+def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> Judgement:
+    judgement = degeneracy.judge(degeneracy.Spread(**facts["spread"]), original)
+    objects = sum(row["objects"] for row in facts["per_class"])
+    ap50 = facts["ap50"]["value"]
+    if judgement.verdict == "degenerate" or objects < degeneracy.ENOUGH or ap50 >= NO_AP50:
+        return judgement
+    text = f"finds none of {objects:,} objects where they are (average precision at half overlap {ap50:.4f})"
+    return Judgement("degenerate", text, judgement.spread)
+
+
+def spread(
+    answers: Sequence[Detections], truth: Sequence[Truth], names: Sequence[str], split: str
+) -> degeneracy.Spread:
+    """Count the most frequent output of a detector: its best detection, by class and position, or nothing."""
+    best = [int(detections.classes[0]) if len(detections) else -1 for detections in answers]
+    classes, counts = np.unique(best, return_counts=True)
+    answer = int(classes[counts.argmax()])
+    if answer < 0:
+        same = np.array([not len(detections) for detections in answers])
+        fitting = np.array([not len(labels) for _, labels in truth])
+        what = "finds nothing in"
+    else:
+        same, fitting = _same_detection(answers, truth, answer)
+        name = names[answer] if answer < len(names) else f"class {answer}"
+        what = f"finds {name!r} first, in the same place, in"
+    return degeneracy.Spread(
+        text=f"{what} {same.sum():,} of {len(same):,} {split} images",
+        samples=len(same),
+        same=int(same.sum()),
+        others=int((~fitting).sum()),
+        told_apart=int((~fitting & ~same).sum()),
+    )
+
+
+def _same_detection(
+    answers: Sequence[Detections], truth: Sequence[Truth], answer: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return for each image whether its best detection is the usual one of a class, and whether an object is there."""
+    firsts = [detections.boxes[0] for detections in answers if _finds_first(detections, answer)]
+    box = np.median(firsts, axis=0)
+    same = [
+        _finds_first(detections, answer) and _is_there(box, detections.boxes[:1], SAME_PLACE) for detections in answers
+    ]
+    fitting = [_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in truth]
+    return np.array(same), np.array(fitting)
+
+
+def _finds_first(answer: Detections, label: int) -> bool:
+    return bool(len(answer)) and int(answer.classes[0]) == label
+
+
+def _is_there(box: NDArray[Any], others: NDArray[Any], overlap: float) -> bool:
+    """Return True if one of the boxes [k, 4] overlaps a box [4] by at least `overlap`."""
+    return bool((overlaps(box, others) >= overlap).any())
+
+
+def evaluate(answers: Sequence[Detections], truth: Sequence[Truth], classes: int, note: str) -> dict[str, Any]:
+    """Return `ap` and `ap50` as measurements, and `per_class` as plain numbers."""
+    result = average_precision(answers, truth, classes)
+    shown = {name: _measurement(result[name], note).to_json() for name in ("ap", "ap50")}
+    return {**shown, "per_class": result["per_class"]}
+
+
+def _measurement(value: float | None, note: str) -> Measurement:
+    if value is None:
+        return missing("fraction", "there are no objects to find")
+    return Measurement(value, "fraction", "measured", note=note)
+
+
+def _drop(before: Mapping[str, Any], after: Mapping[str, Any]) -> Measurement:
+    if before["value"] is None or after["value"] is None:
+        return missing("fraction", "there are no objects to find")
+    return Measurement(before["value"] - after["value"], "fraction", "measured", note="the same images")

@@ -1,4 +1,4 @@
-"""The outputs of detectors in training: losses with objects and with other detectors.
+"""The outputs of detectors in training: matching of anchors with objects, losses with objects and other detectors.
 
 Sources: Liu et al., SSD, 2016 (anchors); Lin et al., Focal Loss for Dense Object Detection, 2017 (scores of anchors).
 """
@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from compress.model.ir.tensorflow import keras
 from compress.tasks import task_aligned
-from compress.tasks.anchor_matching import match
 from compress.tasks.base import Head, Specification
 from deploy.contract.detection import Detector, DetectorParts
 
 FOCUS, BALANCE = 2.0, 0.25
 """Gamma and alpha of the focal loss."""
+MATCHED, UNMATCHED = 0.5, 0.4
+"""Overlap above which an anchor is positive, and below which it is negative; between them it is ignored."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class DetectionHead(Head):
     """The meaning of a detector's outputs.
 
     Attributes:
-        detector: its locations, and how its boxes and scores are read.
+        detector: the locations, and how boxes and scores are read.
         columns: the number of scores of a location: the classes, and the background if it has a score.
     """
 
@@ -61,18 +64,8 @@ class DetectionHead(Head):
             flat.append(ops.reshape(values, (ops.shape(values)[0], size[0] * size[1])))
         return ops.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n].
-
-        Both are divided by the number of objects that the teachers see.
-        """
-        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
-        """Return the divergence of scores and likely boxes: [n]."""
-        return self._divergence(expected, actual, 1.0)
-
-    def _divergence(self, expected: Any, actual: Any, temperature: float) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+        """Return the divergence of scores and likely boxes, divided by the number of objects in `expected`: [n]."""
         ops = keras().ops
         detector = self._logits_detector
         teacher, student = self._parts(expected), self._parts(actual)
@@ -112,18 +105,14 @@ class DetectionHead(Head):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the loss of scores and boxes with the objects of images: [n].
 
-        Detectors with anchors: focal loss of all scores plus smooth L1 of the boxes of matched anchors. Others: see
-        `compress.tasks.task_aligned`.
-
-        Args:
-            targets: [n, most, 5], class and box of each object; padding has the class -1.
-            outputs: of the model.
+        Detectors with anchors have a focal loss of all scores plus smooth L1 of the boxes of matched anchors; for other
+        detectors see `compress.tasks.task_aligned`. The targets [n, most, 5] are those of `detection.padded`.
         """
         scores, boxes = self._loss_parts(targets, outputs)
         return scores + boxes
 
     def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
-        """Return the parts of the loss: those of scores and boxes."""
+        """Return the losses of scores and of boxes."""
         return dict(zip(self.shown_values, self._loss_parts(targets, outputs), strict=True))
 
     def _loss_parts(self, targets: Any, outputs: Any) -> tuple[Any, Any]:
@@ -188,3 +177,61 @@ def _softmax_divergence(expected: Any, actual: Any, temperature: float) -> Any:
     ops = keras().ops
     before, after = (ops.log_softmax(logits / temperature) for logits in (expected, actual))
     return ops.sum(ops.exp(before) * (before - after), axis=-1) * temperature**2
+
+
+@dataclass(frozen=True)
+class AnchorTargets:
+    """The training targets of the anchors for a batch of images: tensors [n, anchors].
+
+    Attributes:
+        positive: 1 where an anchor is assigned to an object, otherwise 0.
+        counted: 0 where the scores do not contribute to the loss, because the overlap is between UNMATCHED and MATCHED;
+            otherwise 1.
+        classes: the class of the assigned object, -1 for none.
+        boxes: [n, anchors, 4], the raw values that decode to the box of the assigned object.
+    """
+
+    positive: Any
+    counted: Any
+    classes: Any
+    boxes: Any
+
+
+def match(detector: Detector, objects: Any) -> AnchorTargets:
+    """Match each anchor with the object of largest overlap, if that is MATCHED, and each object [n, most, 5] (class and
+    box; see `detection.padded`) with its best anchor."""
+    ops = keras().ops
+    classes, boxes = objects[..., 0], objects[..., 1:]
+    there = ops.cast(classes >= 0, "float32")
+    shared = _overlaps(boxes, detector) * there[..., None]  # [n, most, anchors]
+    best = ops.argmax(shared, axis=1)
+    most = ops.max(shared, axis=1)
+    favourite = ops.one_hot(ops.argmax(shared, axis=2), shared.shape[-1], dtype="float32") * there[..., None]
+    favourite = favourite * ops.cast(shared > 0, "float32")
+    forced = ops.max(favourite, axis=1) > 0
+    owner = ops.where(forced, ops.argmax(favourite, axis=1), best)
+    positive = ops.cast(ops.logical_or(forced, most >= MATCHED), "float32")
+    counted = ops.maximum(positive, ops.cast(most < UNMATCHED, "float32"))
+    matched_objects = ops.take_along_axis(objects, ops.repeat(ops.expand_dims(owner, -1), 5, axis=-1), axis=1)
+    matched_classes = ops.where(positive > 0, matched_objects[..., 0], -1.0)
+    return AnchorTargets(positive, counted, matched_classes, _raw(matched_objects[..., 1:], detector))
+
+
+def _overlaps(boxes: Any, detector: Detector) -> Any:
+    """Return the intersection over union of each object with each anchor: [n, objects, anchors]."""
+    ops, anchors = keras().ops, detector.anchors
+    low, high = anchors[:, :2] - anchors[:, 2:] / 2, anchors[:, :2] + anchors[:, 2:] / 2
+    boxes = ops.expand_dims(boxes, 2)
+    sides = ops.maximum(ops.minimum(boxes[..., 2:], high) - ops.maximum(boxes[..., :2], low), 0)
+    shared = sides[..., 0] * sides[..., 1]
+    areas = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+    return shared / ops.maximum(areas + anchors[:, 2] * anchors[:, 3] - shared, 1e-9)
+
+
+def _raw(boxes: Any, detector: Detector) -> Any:
+    """Encode boxes relative to their anchors; `Detector.located` decodes them."""
+    ops, anchors = keras().ops, detector.anchors
+    variances = np.asarray(detector.specification["variances"], np.float32)
+    middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, ops.maximum(boxes[..., 2:] - boxes[..., :2], 1e-6)
+    moved = (middle - anchors[:, :2]) / anchors[:, 2:]
+    return ops.concatenate([moved, ops.log(size / anchors[:, 2:])], axis=-1) / variances

@@ -12,10 +12,18 @@ from numpy.typing import NDArray
 from compress.core.measurement import Measurement, Metric, missing, proportion
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
+from compress.tasks.base import (
+    Head,
+    Judge,
+    Refusal,
+    Rows,
+    Specification,
+    Use,
+    first_output,
+    pooled_dense,
+    refuse_misfit,
+)
 from compress.tasks.measured import MeasuredTask
-from compress.tasks.new_head import pooled_dense
-from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES
 from deploy.contract.class_heads import ALIKE, alike
 
@@ -32,7 +40,7 @@ class EmbeddingHead(Head):
     loss_name: ClassVar[str] = "supervised contrastive loss in nats"
 
     def logits(self, outputs: Any) -> Any:
-        """Return the vectors at length 1: [n, values]."""
+        """Return the vectors, divided by their length: [n, values]."""
         ops = keras().ops
         values = ops.cast(first_output(outputs), "float32")
         flat = ops.reshape(values, (ops.shape(values)[0], int(np.prod(values.shape[1:]))))
@@ -52,23 +60,15 @@ class EmbeddingHead(Head):
         same = ops.cast(labels[:, None] == labels[None, :], "float32") - itself
         return -ops.sum(same * ops.where(same > 0, likelihood, 0.0), axis=-1) / ops.maximum(ops.sum(same, axis=-1), 1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return one minus the cosine with the teachers' vectors: [n]."""
-        del temperature
-        return self.divergence(keras().ops.stop_gradient(soft_targets), logits)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return one minus the cosine: [n]."""
+        del temperature
         return 1 - keras().ops.sum(expected * actual, axis=-1)
 
 
 @dataclass(frozen=True)
 class ByDirection(Judge):
     """The comparison of two embedding models by the vectors of each sample."""
-
-    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the ratio of all values."""
-        return snr_db(expected, actual)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return 1 where the vectors have nearly the same direction."""
@@ -95,11 +95,7 @@ class Embeddings(MeasuredTask):
     agreement_note: ClassVar[str] = f"samples whose two vectors have a cosine of at least {ALIKE:g}"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> EmbeddingHead:
-        """Return the head.
-
-        Raises:
-            ModelError: the model does not take the samples.
-        """
+        """Return the head of a model that takes the samples."""
         del specification
         refuse_misfit(model, data)
         return EmbeddingHead()
@@ -118,9 +114,10 @@ class Embeddings(MeasuredTask):
         return None
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
-        """Return the vectors at length 1."""
+        """Return the vectors, divided by their length: [n, values]."""
         del targets, specification
-        return _unit(rows)
+        values = np.asarray(rows, np.float64)
+        return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))
 
     def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
         """Return the share of samples whose nearest other sample of the split has the same class."""
@@ -143,9 +140,3 @@ class Embeddings(MeasuredTask):
         """Return the comparison by direction."""
         del specification, logits
         return ByDirection()
-
-
-def _unit(rows: Rows) -> NDArray[np.float64]:
-    """Return the rows at length 1."""
-    values = np.asarray(rows, np.float64)
-    return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))

@@ -32,11 +32,12 @@ LESS_LOSS = 0.5
 UNLIKE = 0.5
 """Share of equal decisions below which a result cannot be used."""
 DOUBTFUL = 0.8
-"""The same, below which there is a warning."""
+"""Share of equal decisions below which there is a warning."""
 LITTLE_LEFT_DB = 10.0
 """Ratio of values to errors in dB below which little of the values is left: errors have a third of their amplitude."""
 COARSE_DB = 20.0
-"""The same for a warning about values that share a quantization step with larger ones: a tenth of their amplitude."""
+"""Ratio of values to errors in dB below which there is a warning about values that share a quantization step with
+larger values: errors have a tenth of their amplitude."""
 MOST_FLAT = 0.5
 """Share of the channels with one value, although they vary in the original, from which an output cannot be used."""
 MOST_NAMED = 4
@@ -44,12 +45,15 @@ MOST_NAMED = 4
 OUTSIDE = 0.05
 """Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
 MOST_OUTSIDE = 0.5
-"""The same, from which the model does not see what the samples show."""
+"""Share of the values of samples that a quantized input cannot hold, from which the result cannot be used."""
 USED = 0.02
 """Share of the range of a quantized input that samples fill, below which fewer than 6 of 256 values occur."""
 _ENDS = (("sample_low", "sample_high"), ("low", "high"))
 TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
+
+
+Level = Literal["not usable", "warning"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,12 @@ class VerdictReason:
         text: one sentence without a full stop.
         cause: the probable cause: the model before compression, or the compression; "named" if the text names the
             cause and what to do.
-        gain: how much better the metric of the original is without the cause, where that was measured.
+        gain: how much better the metric of the original is without the cause, if that was measured.
         on_noise: whether the reason holds if the samples are random numbers, becomes a warning, or is left out: outputs
             for noise hardly differ from sample to sample.
     """
 
-    level: Literal["not usable", "warning"]
+    level: Level
     text: str
     cause: Literal["model", "named", "compression"] = "compression"
     gain: float | None = None
@@ -78,10 +82,7 @@ def against_constant(
 ) -> list[VerdictReason]:
     """Compare the quality of both models with that of the best answer that does not depend on the input.
 
-    Args:
-        metric: the metric.
-        values: of the constant answer, of the original and of the result.
-        samples: number of samples.
+    `values` are those of the constant answer, of the original and of the result.
     """
     constant, original, result = values
     if constant.value is None or original.value is None or result.value is None:
@@ -110,11 +111,9 @@ def against_constant(
 
 
 def unlike_original(agreement: float, outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
-    """Judge a model about which nothing is known by how close its outputs are to the original's.
+    """Judge a model without labels by its agreement with the original: the share of equal decisions or close values.
 
-    Args:
-        agreement: the share of equal decisions or close values, averaged over outputs.
-        outputs: the comparison of each output; `agreement` is None for values without decisions.
+    In the comparison of each output, `agreement` is None for values without decisions.
     """
     shown = f"the result answers unlike the original: {agreement:.0%} of its decisions or values agree"
     reasons = []
@@ -123,20 +122,12 @@ def unlike_original(agreement: float, outputs: Sequence[Mapping[str, Any]]) -> l
     return reasons + little_left([output for output in outputs if (output["agreement"] or 0.0) < DOUBTFUL])
 
 
-def little_left(
-    outputs: Sequence[Mapping[str, Any]], level: Literal["not usable", "warning"] = "not usable"
-) -> list[VerdictReason]:
-    """Name the outputs whose errors are so large that little of their values is left.
-
-    Args:
-        outputs: the comparison of each output whose values count.
-        level: the level of the reason.
-    """
-    noisy = [
-        f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in outputs if output["sqnr_db"] < LITTLE_LEFT_DB
-    ]
-    if not noisy:
+def little_left(outputs: Sequence[Mapping[str, Any]], level: Level = "not usable") -> list[VerdictReason]:
+    """Name the outputs whose errors are so large that little of their values is left."""
+    poor = [output for output in outputs if output["sqnr_db"] < LITTLE_LEFT_DB]
+    if not poor:
         return []
+    noisy = [f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in poor]
     listed = ", ".join(noisy[:MOST_NAMED]) + ", …" * (len(noisy) > MOST_NAMED)
     text = (
         f"little is left of {len(noisy)} outputs, whose errors have a third of the amplitude of their values or more: "
@@ -148,8 +139,7 @@ def little_left(
 def channels(outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
     """Name channels that vary in the original, and of which the result keeps nothing or little.
 
-    Args:
-        outputs: the comparison of each output, as `compress.pipeline.probes.output_fidelity` returns them.
+    `outputs` is the result of `compress.pipeline.probes.output_fidelity`.
     """
     reasons = []
     for output in outputs:
@@ -164,13 +154,13 @@ def channels(outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
                 f"{flat} of {total} channels of the output {output['name']} have one value for all samples, and vary "
                 "in the original"
             )
-            level: Literal["not usable", "warning"] = "not usable" if flat >= MOST_FLAT * total else "warning"
+            level: Level = "not usable" if flat >= MOST_FLAT * total else "warning"
             reasons.append(VerdictReason(level, text, on_noise="warning" if level == "not usable" else "left out"))
     return reasons
 
 
 def _mixed(output: Mapping[str, Any], lost: Sequence[int], coarse: Sequence[Mapping[str, Any]]) -> VerdictReason:
-    """Return what an output costs that mixes quantities of different scale, and what to do."""
+    """Return the effect of one scale for an output of quantities of different scale, and what to do."""
     useless = bool(lost) or any(scale["sqnr_db"] < LITTLE_LEFT_DB for scale in coarse)
     concerned = coarse or [scale for scale in output["scales"][1:] if scale["constant"]]
     low, high = min(scale["low"] for scale in concerned), max(scale["high"] for scale in concerned)
@@ -190,13 +180,7 @@ def _mixed(output: Mapping[str, Any], lost: Sequence[int], coarse: Sequence[Mapp
 
 
 def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[VerdictReason]:
-    """Doubt the order of the class names, if other names would fit the model's answers much better.
-
-    Args:
-        labels: of the samples [n].
-        predictions: of the original [n].
-        names: the class names.
-    """
+    """Doubt the order of the class names, if another order fits the original's predictions much better."""
     count = len(labels)
     if count < SAMPLES_PER_CLASS * len(names):
         return []
@@ -226,11 +210,7 @@ def never_answered(
 ) -> list[VerdictReason]:
     """Name the classes that the result never answers, although the original does, or although there are enough samples.
 
-    Args:
-        labels: of the samples [n].
-        before: the answers of the original [n].
-        after: the answers of the result [n].
-        names: the class names.
+    `before` and `after` are the answers of the original and of the result: [n].
     """
     samples, answers = (np.bincount(values, minlength=len(names)) for values in (labels, after))
     recognized = np.bincount(labels[before == labels], minlength=len(names))
@@ -243,12 +223,9 @@ def never_answered(
     )
     text = f"the result never answers {int(missing.sum())} of {len(names)} classes: {listed}"
     text += ", …" * (int(missing.sum()) > MOST_NAMED)
-    text += (
-        f"; the original recognizes {of_original:,} of these samples"
-        if of_original
-        else ", and neither does the original"
-    )
-    return [VerdictReason("not usable", text, "compression" if of_original else "model")]
+    if not of_original:
+        return [VerdictReason("not usable", f"{text}, and neither does the original", "model")]
+    return [VerdictReason("not usable", f"{text}; the original recognizes {of_original:,} of these samples")]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
@@ -260,7 +237,7 @@ def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> l
     """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
 
     Args:
-        facts: as `compress.pipeline.probes.input_range` returns them; None for a float input.
+        facts: the result of `compress.pipeline.probes.input_range`; None for a float input.
         labelled: whether labels show how good the answers are.
     """
     if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):
@@ -273,7 +250,7 @@ def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> l
     else:
         advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
     lost = facts["outside"] >= MOST_OUTSIDE or facts["used"] < USED
-    level: Literal["not usable", "warning"] = "not usable" if lost and other is not None and not labelled else "warning"
+    level: Level = "not usable" if lost and other is not None and not labelled else "warning"
     return [VerdictReason(level, f"{text}; {advice}", "named")]
 
 
@@ -284,16 +261,10 @@ def about_original(
     original: Measurement,
     result: Measurement,
 ) -> list[VerdictReason]:
-    """Name the cause of a bad original: its preprocessing, or the statistics of its batch norms.
+    """Name the cause of a bad original: its preprocessing (`other_inputs`), or the statistics of its batch norms
+    (`wrong_statistics`).
 
     A result that is much better than the original was trained with this preprocessing: it can be used.
-
-    Args:
-        metric: the first metric of the task.
-        inputs: the facts of other preprocessings, see `other_inputs`.
-        batch_norms: the facts of other statistics, see `wrong_statistics`.
-        original: the metric of the original on the test split.
-        result: the metric of the result.
     """
     others = batch_norms.get("others")
     # With wrong statistics in all batch norms, samples of another scale may be better by chance.
@@ -309,8 +280,7 @@ def about_original(
 def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
     """Name batch norms whose statistics do not fit the weights of a loaded model, or do not fit the samples.
 
-    Args:
-        facts: as `bn_recalibration.compared_statistics` returns them; empty without batch norms.
+    `facts` is the result of `bn_recalibration.compared_statistics`; empty without batch norms.
     """
     before, after = facts.get("validation_before"), facts.get("validation_after")
     if before is None or after is None:
@@ -341,9 +311,7 @@ def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
 def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason]:
     """Doubt the preprocessing, if the original is much better on samples of another range or order of channels.
 
-    Args:
-        metric: the first metric of the task.
-        facts: `samples`, `original`, and `alternatives` with `description`, `advice` and `value`; empty without any.
+    `facts` has `samples`, `original`, and `alternatives` with `description`, `advice` and `value`; it may be empty.
     """
     if not facts.get("alternatives"):
         return []
@@ -361,7 +329,7 @@ def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason
 
 
 def _gain(metric: Metric, before: Measurement, after: Measurement) -> float:
-    """Return how much better a metric is, or the share of an error that is gone; 0 if that can be chance."""
+    """Return how much better a metric is, or the share by which an error is smaller; 0 if that can be chance."""
     if before.value is None or after.value is None:
         return 0.0
     if metric.higher_is_better:
@@ -374,12 +342,9 @@ def _above(low: float | None, high: float | None) -> bool:
 
 
 def ties(tied: int, samples: int, *, probabilities: bool) -> list[VerdictReason]:
-    """Warn of samples whose two highest outputs are equal: the first class wins there.
+    """Warn of samples (`tied`) whose two highest outputs are equal: there the first class wins.
 
-    Args:
-        tied: number of these samples.
-        samples: number of all samples.
-        probabilities: whether the outputs are those of a softmax.
+    `probabilities` says whether the outputs are those of a softmax.
     """
     if tied <= max(1, TIED * samples):
         return []

@@ -21,13 +21,13 @@ from deploy.contract.suppression import overlaps
 BLOCK = 64
 """Samples whose outputs are worked on at once."""
 SCORES = (0.5, 0.3, 0.1)
-"""Smallest scores of objects that are drawn: the first at which the original finds something in a quarter of the
-samples."""
+"""Smallest scores of objects that are drawn: the first score at which the original finds objects in ENOUGH samples."""
 ENOUGH = 0.25
+"""Share of the samples, see SCORES."""
 SAME_PLACE = 0.5
 """Overlap at which boxes of two models are one object."""
 FEWER = 0.5
-"""Of the smallest score: an object of one model is also that of the other, if its score there is at least this."""
+"""Fraction of the smallest score from which an object of the other model counts as the same object."""
 NAMED = 8
 """Objects or classes that are named below an image."""
 SMALLEST_NAMED = 0.002
@@ -38,9 +38,8 @@ class ObjectsIllustrator(Illustrator):
     """The objects of detectors.
 
     Args:
-        detectors: of the original and of the result.
-        rows: their outputs.
-        names: the class names; a class without one has its number.
+        detectors: the detectors of the original and of the result.
+        names: the class names; a class without a name has its number.
         labels: the objects of each sample; None without labels.
     """
 
@@ -85,12 +84,8 @@ class ObjectsIllustrator(Illustrator):
 
     def found_again(self) -> list[tuple[int, int]]:
         """Return for each class the number of the original's objects, and how many of them the result finds."""
-        counts = [
-            [0, 0]
-            for _ in range(
-                1 + max((int(original.classes.max(initial=0)) for original, _ in self._detections), default=0)
-            )
-        ]
+        last = max((int(original.classes.max(initial=0)) for original, _ in self._detections), default=0)
+        counts = [[0, 0] for _ in range(last + 1)]
         for original, result in self._detections:
             sure = original.above(self._least)
             for label in sure.classes:
@@ -113,7 +108,8 @@ class ObjectsIllustrator(Illustrator):
         if self._labels is None:
             return None
         boxes, classes = self._labels[sample]
-        texts = [_without_score(text) for text in self._boxes(image, boxes, classes)]
+        objects = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
+        texts = [_without_score(text) for text in shapes.draw_objects(image, objects)[::-1]]
         counts = Counter(text.text for text in texts).most_common()
         captions.write(image, texts)
         return Drawn(image, _listed([f"{count} {name}" for name, count in counts], "no object"))
@@ -122,17 +118,13 @@ class ObjectsIllustrator(Illustrator):
         """Return the images with the objects that the models find."""
         return [self._drawn(image.copy(), detections) for detections in self._shown(*self._detections[sample])]
 
-    def _boxes(self, image: Image, boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> list[Caption]:
-        detections = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
-        return shapes.draw_objects(image, detections)[::-1]
-
     def _drawn(self, image: Image, detections: Detections) -> Drawn:
         texts = shapes.draw_objects(image, detections)
         captions.write(image, texts)
         return Drawn(image, _listed([text.text for text in texts[::-1]], "no object"))
 
     def _shown(self, *pair: Detections) -> list[Detections]:
-        """Return the objects of both models that are drawn: sure ones, and those that the other model is sure of."""
+        """Return the objects of both models that are drawn: those of which one of the models is sure."""
         return [self._sure(*ordered) for ordered in (pair, pair[::-1])]
 
     def _sure(self, one: Detections, other: Detections) -> Detections:
@@ -168,7 +160,7 @@ def _overlap(one: Detections, other: Detections) -> NDArray[np.float64]:
 
 
 def _pairs(table: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
-    """Yield the objects of one model that are those of the other, the likeliest first; each counts once."""
+    """Yield the pairs of equal objects of two models, the likeliest first; each object counts once."""
     free = table.copy()
     for row in range(len(free)):
         best = int(free[row].argmax()) if free.shape[1] else 0
@@ -178,13 +170,7 @@ def _pairs(table: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
 
 
 class MasksIllustrator(Illustrator):
-    """The classes of pixels.
-
-    Args:
-        rows: the outputs of the original and of the result.
-        names: the class names.
-        labels: the masks: class indices [n, height, width].
-    """
+    """The classes of pixels, of the original, of the result and of the labels [n, height, width]."""
 
     def __init__(self, rows: Sequence[Rows], names: Sequence[str], labels: NDArray[Any]) -> None:
         self._rows = rows
@@ -229,10 +215,8 @@ class MasksIllustrator(Illustrator):
         shares = {int(label): float(((mask == label) & counted).mean()) for label in np.unique(mask[counted])}
         ordered = sorted(shares, key=lambda label: (-shares[label], label))
         texts = [self._name(image, mask, label, shares[label]) for label in ordered if label]
-        drawn = [
-            text for text, label in zip(texts, filter(None, ordered), strict=True) if shares[label] > SMALLEST_NAMED
-        ]
-        captions.write(image, drawn)
+        labels = filter(None, ordered)
+        captions.write(image, [t for t, label in zip(texts, labels, strict=True) if shares[label] > SMALLEST_NAMED])
         return Drawn(image, _listed([text.text for text in texts], "no class but the first"))
 
     def _name(self, image: Image, mask: NDArray[np.int64], label: int, share: float) -> Caption:
@@ -251,9 +235,8 @@ class PointsIllustrator(Illustrator):
     """The positions of points.
 
     Attributes:
-        points: of the original and of the result, as fractions of the image: y and x: [n, points, 2].
+        points: the points of the original and of the result: y and x as fractions of the image [n, points, 2].
         labels: y, x and visibility [n, points, 3].
-        note: what is drawn.
     """
 
     points: tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -275,14 +258,12 @@ class PointsIllustrator(Illustrator):
         if (largest > 1.5 * unit).any() or (len(marked) and marked.min() < -0.5 * unit.max()):
             return None
         limit = 2.0  # points far outside of the image, and NaN
-        positions = [
-            np.clip(
-                np.nan_to_num(np.asarray(outputs, np.float64).reshape(len(outputs), -1, 2) / unit, nan=limit), -1, limit
-            )
-            for outputs in rows
-        ]
         truth = np.concatenate([labels[..., 1::-1] / unit[::-1], labels[..., 2:]], axis=2)
-        return cls((positions[0][..., ::-1], positions[1][..., ::-1]), truth)
+        positions = []
+        for outputs in rows:
+            fractions = np.asarray(outputs, np.float64).reshape(len(outputs), -1, 2) / unit
+            positions.append(np.clip(np.nan_to_num(fractions, nan=limit), -1, limit)[..., ::-1])
+        return cls((positions[0], positions[1]), truth)
 
     def differences(self) -> list[AnswerDifference]:
         """Return the mean distance of the points of both models."""
@@ -332,6 +313,6 @@ def name_of(names: Sequence[str], label: int) -> str:
 
 
 def _listed(texts: Sequence[str], nothing: str) -> str:
-    """Return what is drawn in one line; long lists end with the number of the rest."""
+    """Return texts in one line; a long list ends with the number of texts that are left out."""
     more = [f"and {len(texts) - NAMED} more"] if len(texts) > NAMED else []
     return ", ".join([*texts[:NAMED], *more]) or nothing

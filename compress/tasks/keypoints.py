@@ -13,10 +13,9 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import Location, ModelOutputs, Rows, Shapes, Specification, first_output
+from compress.tasks.base import Location, ModelOutputs, Refusal, Rows, Shapes, Specification, Use, first_output
 from compress.tasks.illustrations import PointsIllustrator
-from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.measured import MeasuredTask, ValuesHead, refuse_moving, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NEAR = 0.1
@@ -43,12 +42,7 @@ class KeypointsHead(ValuesHead):
         return {"distance": ops.sum(distances, axis=-1) / ops.maximum(ops.sum(visible, axis=-1), 1)}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
-        """Return the mean squared error over the coordinates of visible points: [n].
-
-        Args:
-            targets: x, y and visibility of each point [n, points, 3].
-            outputs: of the model.
-        """
+        """Return the mean squared error over the coordinates of visible points [n]; targets: [n, points, 3]."""
         ops = keras().ops
         targets = ops.cast(targets, "float32")
         actual = ops.reshape(ops.cast(first_output(outputs), "float32"), (-1, targets.shape[1], 2))
@@ -79,7 +73,6 @@ class Keypoints(MeasuredTask):
         """Return the head of a model with two coordinates for each point.
 
         Raises:
-            ModelError: the model's output does not fit the points.
             DataError: the data has no points.
         """
         del specification
@@ -129,11 +122,6 @@ class Keypoints(MeasuredTask):
             "distance": mean_with_interval(distances, "fraction", note),
         }
 
-    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
-        """Return the comparison by coordinates."""
-        del specification, logits
-        return ByValue()
-
     def illustrator(
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> PointsIllustrator | None:
@@ -152,8 +140,8 @@ def _mean_positions(points: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for a
-    constant one."""
+    """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for
+    constant values."""
     marked = points[..., 2:] > 0
     count = np.maximum(marked.sum(axis=0), 1)
     coordinates = np.where(marked, points[..., :2], 0).astype(np.float64)
@@ -166,7 +154,7 @@ def _points(data: Data, split: Split) -> NDArray[np.float32]:
     """Return x, y and visibility of each point; points without visibility are visible.
 
     Raises:
-        DataError: the targets are not points.
+        DataError: the targets do not have the shape of points.
     """
     points = np.asarray(data.targets(split), np.float32)
     if points.ndim != 3 or points.shape[2] not in (2, 3):

@@ -7,7 +7,7 @@ constant output is best (`constant`); facts, comparison, verdict and the bundle'
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from compress.tasks.base import (
     Judge,
     Location,
     ModelOutputs,
-    Quality,
+    Refusal,
     Rows,
     Shapes,
     Specification,
@@ -36,7 +36,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason, against_constant
-from compress.tasks.refusal import Refusal
+from compress.tasks.output_forms import OutputForm
 from deploy.contract.image_geometry import moves_positions
 from deploy.contract.preprocessing import Preprocessing
 
@@ -82,17 +82,35 @@ class ValuesHead(Head):
         """Return the values themselves."""
         return first_output(outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the mean squared error with the teachers' values: [n]."""
-        del temperature
-        return self.divergence(keras().ops.stop_gradient(soft_targets), logits)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the mean squared difference in units of the variance: [n]."""
+        del temperature
         ops = keras().ops
         difference = ops.cast(actual, "float32") - ops.cast(expected, "float32")
         difference = ops.reshape(difference, (ops.shape(difference)[0], -1)) / np.array(self.scale, np.float32)
         return ops.mean(ops.square(difference), axis=-1)
+
+
+@dataclass(frozen=True)
+class ScoresHead(Head):
+    """A head whose first output [n, ..., classes] is probabilities, or their logits.
+
+    Attributes:
+        output: the output; its form says which probabilities it has.
+        probabilities: whether the model ends with a softmax or a sigmoid.
+    """
+
+    output: OutputForm
+    probabilities: bool
+
+    def logits(self, outputs: Any) -> Any:
+        """Return the logits [n, ..., classes]."""
+        values = first_output(outputs)
+        return self.output.logits(values) if self.probabilities else values
+
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+        """Return the divergence of the probabilities, averaged over the positions: [n]."""
+        return self.output.divergence(expected, actual, temperature)
 
 
 class MeasuredTask(Task):
@@ -100,14 +118,13 @@ class MeasuredTask(Task):
 
     agreement_note: ClassVar[str] = "equal decisions of both models"
 
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return the targets of the data: [n, ...]."""
+        return data.targets(split)
+
     @abstractmethod
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
-        """Return what the metrics need of each sample: [n, ...].
-
-        Args:
-            rows: outputs of some samples [n, outputs].
-            targets: their targets [n, ...].
-            specification: how the outputs are read.
+        """Return what the metrics need of each sample [n, ...], from outputs [n, outputs] and targets [n, ...].
 
         Raises:
             ModelError: the outputs do not fit the targets.
@@ -115,29 +132,19 @@ class MeasuredTask(Task):
 
     @abstractmethod
     def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
-        """Return the metrics by name.
+        """Return the metrics by name, from the results of `kept` and the targets of all samples: [n, ...] each."""
 
-        Args:
-            kept: of all samples [n, ...].
-            targets: of all samples [n, ...].
-            note: the conditions.
-        """
-
-    @abstractmethod
     def constant(self, data: Data) -> Rows | None:
-        """Return the best output that does not depend on the input: [1, outputs], from the training split.
+        """Return the best output that does not depend on the input, from the training split: [1, outputs].
 
-        None where there is none.
+        By default the mean of the targets; None for a task without such an output.
         """
+        return np.asarray(np.asarray(self.targets(data, "train"), np.float64).mean(axis=0, keepdims=True))
 
-    def validation(
-        self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
-    ) -> Quality:
-        """Return the mean loss."""
-        head, targets, total = self.head(model, data, specification), self.targets(data, "validation"), 0.0
-        for samples, outputs in batches:
-            total += float(np.sum(np.asarray(head.loss(targets[samples], outputs), np.float64)))
-        return Quality("loss", total / len(targets))
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
+        """Return the comparison of two models: by default by all values."""
+        del specification, logits
+        return ByValue()
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return the metrics, `constant` (those of the best constant output) and `deviation` of each model.
@@ -158,14 +165,15 @@ class MeasuredTask(Task):
         if len(models) > 1:
             first, last = (list(models.values())[index] for index in (0, -1))
             judge = self.fidelity(first.specification)
-            same = [judge.same(*pair) for pair in _pairs(first.rows, last.rows)]
+            blocks = [slice(start, start + BLOCK) for start in range(0, len(first.rows), BLOCK)]
+            same = [judge.same(np.asarray(first.rows[block]), np.asarray(last.rows[block])) for block in blocks]
             facts["agreement"] = float(np.concatenate(same).mean())
         return facts
 
     def _metrics(
         self, rows: Rows, targets: NDArray[Any], specification: Specification, note: str
     ) -> dict[str, Measurement]:
-        """Return the metrics of outputs. Where there are fewer than targets, the first block is repeated."""
+        """Return the metrics of outputs. If there are fewer outputs than targets, the first block is repeated."""
         parts = []
         for start in range(0, len(targets), BLOCK):
             part = targets[start : start + BLOCK]
@@ -215,7 +223,7 @@ class MeasuredTask(Task):
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
-        """Return the metrics of each model with their changes. The device needs no targets."""
+        """Return the metrics of each model with their changes; the device does not measure the quality."""
         targets = self.targets(data, "test")[list(indices)]
         models = {role: self._metrics(outputs, targets, specification, note) for role, outputs in rows.items()}
         metrics = {f"{name}_{role}": value for role, values in models.items() for name, value in values.items()}
@@ -227,7 +235,7 @@ class MeasuredTask(Task):
 
 
 def changed(metric: Metric, before: Measurement, after: Measurement) -> Measurement:
-    """Return the drop of a metric, or the increase of one whose lower values are better.
+    """Return the drop of a metric, or the increase of a metric whose lower values are better.
 
     An increase of a quantity with a unit is a fraction of the original's value.
     """
@@ -257,20 +265,15 @@ def _judgement(constant: bool, split: str) -> Judgement:
     return Judgement("degenerate" if constant else "varied", text)
 
 
-def _pairs(first: Rows, second: Rows) -> Iterator[tuple[Rows, Rows]]:
-    for start in range(0, len(first), BLOCK):
-        yield np.asarray(first[start : start + BLOCK]), np.asarray(second[start : start + BLOCK])
-
-
 @dataclass(frozen=True)
 class ByValue(Judge):
     """The comparison of two models by all their values.
 
     Attributes:
-        deviation: the standard deviation of each value over samples, in the original [values]; None: of the values
-            that are compared.
-        tolerance: two values agree if they differ by at most this fraction of it.
-        by_column: whether the values are different quantities, of which each counts in units of its deviation.
+        deviation: the standard deviation of each value of the original over samples [values]; None: the deviation of
+            the values that are compared.
+        tolerance: two values agree if they differ by at most this fraction of the deviation.
+        by_column: whether the values are different quantities, each of which counts in units of its deviation.
     """
 
     deviation: NDArray[np.float64] | None = None
@@ -293,18 +296,15 @@ class ByValue(Judge):
 
 
 def spread_of(targets: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the standard deviation of each target over the samples [n, ...], flattened; 1 for a constant one."""
+    """Return the standard deviation of each target over the samples [n, ...], flattened; 1 for a constant target."""
     deviation = np.asarray(targets, np.float64).reshape(len(targets), -1).std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)
 
 
 def refuse_moving(settings: Mapping[str, Any], targets: str, sources: Sequence[str]) -> list[tuple[Location, Refusal]]:
-    """Return the preprocessing steps that move what is in the image, but not the targets.
+    """Return the preprocessing steps that move the content of images, but not their `targets` (a name in the plural).
 
-    Args:
-        settings: the content of the pipeline file.
-        targets: the name of the targets, in the plural.
-        sources: the data sources whose targets move with their images.
+    The targets of `sources` move with their images.
     """
     source = settings["data"]["source"]
     if not isinstance(source, str) and any(name in source for name in sources):
@@ -321,11 +321,8 @@ def refuse_moving(settings: Mapping[str, Any], targets: str, sources: Sequence[s
 
 
 def refuse_shape(model: Any, data: Data, expected: Sequence[int | None], meaning: str) -> None:
-    """Refuse a model whose input does not fit the data, or whose first output has another shape than expected.
-
-    Raises:
-        ModelError: it does not fit.
-    """
+    """Raise a ModelError if a model's input does not fit the data, or its first output does not have the expected
+    shape."""
     refuse_misfit(model, data)
     shape = tuple(model.outputs[0].shape[1:])
     fits = len(shape) == len(expected) and all(b in (None, a) for a, b in zip(shape, expected, strict=True))

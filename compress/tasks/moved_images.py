@@ -1,11 +1,12 @@
-"""Random shifts, rotations, changes of size and mirrorings of images, in one interpolation."""
+"""Random shifts, rotations, changes of size and mirrorings of images and of their objects, in one interpolation."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, NamedTuple
 
-from compress.tasks.base import Draws, RandomChanges
+from compress.tasks.base import Change, Draws, RandomChanges
+from deploy.contract.image_geometry import VISIBLE
 
 
 class Motion(NamedTuple):
@@ -13,8 +14,8 @@ class Motion(NamedTuple):
 
     Attributes:
         scale: factors of the positions of y and x, from the middle of the image; negative: mirrored. [n, 2].
-        angle: in radians: [n].
-        shift: of y and x, a fraction of the image's size: [n, 2].
+        angle: the angle in radians: [n].
+        shift: the shifts of y and x, fractions of the image's size: [n, 2].
     """
 
     scale: Any
@@ -23,12 +24,7 @@ class Motion(NamedTuple):
 
 
 def drawn(augment: RandomChanges, draws: Draws) -> Motion:
-    """Return random motions.
-
-    Args:
-        augment: the largest changes.
-        draws: the random numbers of the images.
-    """
+    """Return random motions within the largest changes that `augment` allows."""
     import tensorflow as tf
 
     values = draws.own(tf.random.stateless_uniform((draws.size, 5), draws.seeds, -1.0, 1.0))
@@ -66,3 +62,33 @@ def moved(images: Any, motion: Motion) -> Any:
         fill_mode="NEAREST",
     )
     return tf.ensure_shape(result, images.shape)  # the operator forgets the size
+
+
+def augmentation(augment: RandomChanges) -> Change:
+    """Return the function that moves images together with their objects.
+
+    The visible rest of an object at the edge counts, if it is large enough. Rotation is refused beforehand.
+    """
+
+    def change(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
+        if not (augment.flip or augment.shift or augment.zoom):
+            return images, targets
+        motion = drawn(augment, draws)
+        objects = _moved_objects(targets["labels"], motion.scale, motion.shift)
+        return moved(images, motion), {"labels": objects}
+
+    return change
+
+
+def _moved_objects(objects: Any, scale: Any, shift: Any) -> Any:
+    """Return the objects at their positions after `moved`, without those that are hardly visible."""
+    import tensorflow
+
+    scale, shift = scale[:, None], shift[:, None]
+    ends = [(objects[..., start : start + 2] - 0.5 - shift) / scale + 0.5 for start in (1, 3)]
+    low, high = tensorflow.minimum(*ends), tensorflow.maximum(*ends)
+    seen_low, seen_high = tensorflow.clip_by_value(low, 0.0, 1.0), tensorflow.clip_by_value(high, 0.0, 1.0)
+    area, seen = (tensorflow.reduce_prod(b - a, axis=-1) for a, b in ((low, high), (seen_low, seen_high)))
+    kept = tensorflow.logical_and(objects[..., 0] >= 0, seen >= VISIBLE * area)
+    classes = tensorflow.where(kept, objects[..., 0], -1.0)
+    return tensorflow.concat([classes[..., None], seen_low, seen_high], axis=-1)

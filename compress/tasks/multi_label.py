@@ -11,29 +11,19 @@ from numpy.typing import NDArray
 
 from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
-from compress.data.types import Data, Split
+from compress.data.types import Data
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import Head, Judge, Rows, Shapes, Specification, first_output, snr_db
-from compress.tasks.measured import MeasuredTask, refuse_shape
-from compress.tasks.new_head import pooled_dense
+from compress.tasks.base import Judge, Refusal, Rows, Shapes, Specification, Use, pooled_dense
+from compress.tasks.measured import MeasuredTask, ScoresHead, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
-from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 
 @dataclass(frozen=True)
-class MultiLabelHead(Head):
-    """A first output [n, classes] of independent probabilities, or of their logits.
-
-    Attributes:
-        output: the output; its form is sigmoid.
-        probabilities: whether the model ends with a sigmoid.
-    """
+class MultiLabelHead(ScoresHead):
+    """A first output [n, classes] of the independent probabilities of sigmoids, or of their logits."""
 
     loss_name: ClassVar[str] = "binary cross-entropy in nats, averaged over the classes"
-
-    output: OutputForm
-    probabilities: bool
 
     def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
         """Return the frequency of each class, in the form of the model's output."""
@@ -46,11 +36,6 @@ class MultiLabelHead(Head):
         """Whether the outputs are probabilities or logits."""
         return {"binary": "probability" if self.probabilities else "logit"}
 
-    def logits(self, outputs: Any) -> Any:
-        """Return the logits of the classes [n, classes]."""
-        values = first_output(outputs)
-        return self.output.logits(values) if self.probabilities else values
-
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the binary cross entropy, averaged over the classes: [n]."""
         ops = keras().ops
@@ -58,28 +43,16 @@ class MultiLabelHead(Head):
         expected = ops.cast(targets, "float32")
         return ops.mean(ops.softplus(logits) - expected * logits, axis=-1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the divergence from the teachers' probabilities, both softened: [n]."""
-        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
-        """Return the divergence of the probabilities: [n]."""
-        return self.output.divergence(expected, actual)
-
 
 @dataclass(frozen=True)
 class ByLabels(Judge):
     """The comparison of two multi-label classifiers: all scores, and the labels that are chosen.
 
     Attributes:
-        limit: scores above this choose a label: 0.5 for probabilities, 0 for logits.
+        limit: scores above this limit choose a label: 0.5 for probabilities, 0 for logits.
     """
 
     limit: float
-
-    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the ratio of all scores."""
-        return snr_db(expected, actual)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the labels that both choose or both do not choose."""
@@ -122,14 +95,6 @@ class MultiLabel(MeasuredTask):
     def new_head(self, features: Any, data: Data, dropout: float) -> Any:
         """Return the probability of each class."""
         return pooled_dense(features, len(data.class_names), "sigmoid", dropout)
-
-    def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return 1 for each label of a sample, otherwise 0: [n, classes]."""
-        return data.targets(split)
-
-    def constant(self, data: Data) -> Rows:
-        """Return the frequency of each class in the training split."""
-        return np.asarray(np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the scores."""

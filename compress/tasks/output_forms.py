@@ -42,14 +42,13 @@ class OutputForm:
     """One output of a model.
 
     Attributes:
-        name: its name.
-        shape: its shape, without the batch.
+        shape: the shape, without the batch.
         form: softmax: probabilities along the last axis that sum to 1. sigmoid: independent probabilities. values: any
             numbers.
-        deviation: the standard deviation of its values, over samples and positions, in the original model; 1 for a
+        deviation: the standard deviation of the values, over samples and positions, in the original model; 1 for a
             constant output.
-        channel_axis: the axis of `shape` along which quantities of different scale lie.
-        channel_deviations: for such an output the standard deviation of the scale of each channel; otherwise empty.
+        channel_axis: the axis of `shape` along which there are quantities of different scale.
+        channel_deviations: the standard deviation of the scale of each channel; empty for an output of one scale.
     """
 
     name: str
@@ -109,10 +108,10 @@ class OutputForm:
         their variance; both are averaged over positions.
 
         Args:
-            expected: what is learnt, in the form of `logits`: [n, *shape].
-            actual: the same of the model that learns.
-            temperature: softens probabilities. Source: Hinton et al., Distilling the Knowledge in a Neural Network,
-                2015.
+            expected: the output of the teacher in the form of `logits`: [n, *shape].
+            actual: the output of the model that learns, in the same form.
+            temperature: the temperature that softens probabilities. Source: Hinton et al., Distilling the Knowledge in
+                a Neural Network, 2015.
         """
         ops = keras().ops
         if self.form == "values":
@@ -131,11 +130,6 @@ class OutputForm:
 
         A decision is the most likely class at a position (softmax), or whether a probability is above one half
         (sigmoid). Plain values agree if they differ by at most CLOSE standard deviations.
-
-        Args:
-            expected: values of one model [n, *shape].
-            actual: of the other.
-            logits: whether both are logits.
         """
         if self.form == "softmax":
             equal = expected.argmax(axis=-1) == actual.argmax(axis=-1)
@@ -148,7 +142,7 @@ class OutputForm:
 
 
 def _mean(values: Any) -> Any:
-    """Return the mean over everything but the samples: [n]."""
+    """Return the mean over all axes but that of the samples: [n]."""
     ops = keras().ops
     return ops.mean(ops.reshape(values, (ops.shape(values)[0], -1)), axis=-1)
 
@@ -159,20 +153,15 @@ def layout_of(outputs: Sequence[OutputForm]) -> TensorLayout:
 
 
 def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
-    """Return the outputs of a Keras model.
-
-    Args:
-        model: with fixed output shapes.
-        rows: its outputs for some samples [n, values].
-    """
+    """Return the outputs of a Keras model with fixed output shapes, by its layers and its outputs for some samples."""
     names = unique_names(_output_names(model))
     shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
     parts = TensorLayout(names, shapes).split(rows)
     outputs = []
     for name, shape, tensor, values in zip(names, shapes, model.outputs, parts, strict=True):
         activation = activation_of(tensor)
-        form: Form = form_of(values) if activation is None else _form(activation)
-        outputs.append(OutputForm.of(name, shape, form, values))
+        form = form_of(values) if activation is None else activation
+        outputs.append(OutputForm.of(name, shape, "values" if form == "logits" else form, values))
     return tuple(outputs)
 
 
@@ -184,37 +173,30 @@ def _output_names(model: Any) -> list[str]:
 
 
 def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
-    """Return the outputs of a model whose layers are not known, by their values for some samples [n, values]."""
+    """Return the outputs of a model without known layers, by their values for some samples [n, values]."""
     parts = zip(unique_names(layout.names), layout.shapes, layout.split(rows), strict=True)
     return tuple(OutputForm.of(name, shape, form_of(values), values) for name, shape, values in parts)
 
 
 def from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[OutputForm, ...]:
     """Return outputs from plain values."""
-    return tuple(
-        OutputForm(
-            entry["name"],
-            tuple(entry["shape"]),
-            entry["form"],
-            entry["deviation"],
-            entry.get("channel_axis", 0),
-            tuple(entry.get("channel_deviations", ())),
-        )
-        for entry in entries
-    )
+    outputs = []
+    for entry in entries:
+        deviations = tuple(entry.get("channel_deviations", ()))
+        fixed = (entry["name"], tuple(entry["shape"]), entry["form"], entry["deviation"])
+        outputs.append(OutputForm(*fixed, entry.get("channel_axis", 0), deviations))
+    return tuple(outputs)
 
 
 def scale_groups(low: NDArray[Any], high: NDArray[Any]) -> tuple[int, ScaleGroups]:
     """Return the axis along which an output mixes quantities of different scale, and the channels of each scale.
 
     The channels may be on any axis: the shortest one whose channels have different scales counts.
+    There are no groups for an output of one scale.
 
     Args:
         low: the smallest values over samples [*shape].
-        high: the largest values.
-
-    Returns:
-        The axis of the shape, and the groups; no groups for an output of one scale.
+        high: the largest values over samples [*shape].
     """
     for axis in sorted(range(low.ndim), key=lambda axis: (low.shape[axis], -axis)):
         others = tuple(other for other in range(low.ndim) if other != axis)
@@ -247,7 +229,7 @@ def meaningful(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[n
 
 
 def are_separate(larger: tuple[float, float], smaller: tuple[float, float]) -> bool:
-    """Whether two ranges are of different scale. Probabilities have one scale, however rarely they are large."""
+    """Return whether two ranges are of different scale. Probabilities have one scale, however rarely they are large."""
     spans = [high - low for low, high in (larger, smaller)]
     both_probabilities = all(low >= -1e-6 and high <= 1 + 1e-6 for low, high in (larger, smaller))
     return spans[0] >= SEPARATE * spans[1] > 0 and not both_probabilities
@@ -270,15 +252,8 @@ def form_of(values: NDArray[Any]) -> Form:
     return "values"
 
 
-def _form(activation: Activation) -> Form:
-    return "values" if activation == "logits" else activation
-
-
 def activation_of(tensor: Any) -> Activation | None:
-    """Return the activation that a Keras tensor ends with, from its operation: a layer, or a nested model.
-
-    None where that operation does not say.
-    """
+    """Return the activation that a Keras tensor ends with, from its layer or nested model; None if that is unknown."""
     operation, call, tensor_index = tensor._keras_history
     if isinstance(operation, keras().Model):
         return activation_of(operation.outputs[tensor_index])

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import Measurement, Metric
-from compress.data.types import Data, Split
+from compress.data.types import Data
 from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.interpreter import LoadedModel
-from compress.tasks.base import Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
+from compress.tasks.base import Head, Judge, Refusal, Rows, Shapes, Specification, Use, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
-from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 SEED = 0
@@ -35,11 +34,7 @@ LOOKED_AT = 32
 
 @dataclass(frozen=True)
 class OutputsHead(Head):
-    """All outputs of a model; in rows, and as logits where they are probabilities.
-
-    Attributes:
-        outputs: the outputs of the original.
-    """
+    """All outputs of a model, in the forms of the original's; in rows, and as logits where they are probabilities."""
 
     loss_name: ClassVar[str] = "distance from the original's outputs: divergence in nats, or variances, averaged"
 
@@ -65,12 +60,7 @@ class OutputsHead(Head):
         return ops.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
 
     def loss(self, targets: Any, outputs: Any) -> Any:
-        """Return the mean over the outputs of the distance from the original's: [n].
-
-        Args:
-            targets: the outputs of the original as rows [n, values].
-            outputs: of the model.
-        """
+        """Return the mean over the outputs of the distance from the original's outputs, rows [n, values]: [n]."""
         return self.divergence(self.logits(self._split(targets)), self.logits(outputs))
 
     def importance(self, targets: Any, outputs: Any) -> Any:
@@ -102,15 +92,8 @@ class OutputsHead(Head):
             total += ops.sum(flat, axis=-1) / (flat.shape[-1] or 1) ** 0.5
         return total / len(self.outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the mean over the outputs of the distance from the teachers': [n]."""
-        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the mean over the outputs of their distance: [n]."""
-        return self._divergence(expected, actual, 1.0)
-
-    def _divergence(self, expected: Any, actual: Any, temperature: float) -> Any:
         total = 0.0
         for output, one, other in zip(self.outputs, self._split(expected), self._split(actual), strict=True):
             total += output.divergence(one, other, temperature)
@@ -132,12 +115,7 @@ SMALLEST_ENERGY = 1e-12
 
 @dataclass(frozen=True)
 class ByOutput(Judge):
-    """The comparison of two models output by output.
-
-    Attributes:
-        outputs: the outputs of the original.
-        as_logits: whether softmaxes and sigmoids at the end were removed.
-    """
+    """The comparison of two models output by output, `as_logits` if softmaxes and sigmoids at the end were removed."""
 
     outputs: tuple[OutputForm, ...]
     as_logits: bool
@@ -180,13 +158,7 @@ class OutputsTask(MeasuredTask):
     models: ClassVar[str] = "models without labels"
     score_name: ClassVar[str] = "validation_score"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            "error",
-            "Error in standard deviations",
-            "fraction",
-            "error_increase",
-            limited=True,
-        ),
+        Metric("error", "Error in standard deviations", "fraction", "error_increase", limited=True),
     )
     refused: ClassVar[Mapping[Use, Refusal]] = {
         **WITHOUT_CLASSES,
@@ -204,19 +176,17 @@ class OutputsTask(MeasuredTask):
     agreement_note: ClassVar[str] = "equal decisions, or values within 0.1 standard deviations, averaged over outputs"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> OutputsHead:
-        """Return the head of a model with the outputs of the original.
-
-        Args:
-            model: a Keras model; the original itself if there is no specification.
-            data: the data.
-            specification: the outputs of the original; None to read them from the model.
+        """Return the head of a model with the outputs of the original; without a specification, that of the original.
 
         Raises:
-            ModelError: the model does not take the samples, or has other outputs than the original.
+            ModelError: the model does not take the samples, or its outputs do not have the shapes of the original's.
         """
         refuse_misfit(model, data)
         if specification is None:
-            return OutputsHead(forms_of(model, _rows(model, data.inputs("train")[:LOOKED_AT])))
+            samples = data.inputs("train")[:LOOKED_AT]
+            values = [np.asarray(output, np.float32) for output in keras().tree.flatten(run(model, samples))]
+            rows = np.concatenate([output.reshape(len(samples), -1) for output in values], axis=1)
+            return OutputsHead(forms_of(model, rows))
         outputs = _outputs_in(specification)
         expected = [list(output.shape) for output in outputs]
         actual = [list(tensor.shape[1:]) for tensor in model.outputs]
@@ -233,10 +203,6 @@ class OutputsTask(MeasuredTask):
         model = LoadedModel(file, reproducible=True)
         rows = model.scores(data.inputs("train")[:LOOKED_AT])
         return OutputsHead(forms_by_values(model.output_layout, rows)).specification
-
-    def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the outputs of the original for every sample: float32 [n, values]."""
-        return data.targets(split)
 
     def constant(self, data: Data) -> Rows | None:
         """Return None: an output that varies over positions more than over samples is nearly constant, and useful."""
@@ -306,9 +272,3 @@ def _named_task(output: OutputForm, names: int) -> dict[str, Any] | None:
 def _outputs_in(specification: Specification) -> tuple[OutputForm, ...]:
     assert specification is not None  # the first stage wrote it
     return from_json(specification["outputs"])
-
-
-def _rows(model: Any, samples: NDArray[np.float32]) -> Rows:
-    """Return the outputs of a Keras model for some samples as rows."""
-    outputs = [np.asarray(output, np.float32) for output in keras().tree.flatten(run(model, samples))]
-    return np.concatenate([output.reshape(len(samples), -1) for output in outputs], axis=1)

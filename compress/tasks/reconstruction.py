@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,15 +13,14 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import Rows, Shapes, Specification
-from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.base import Refusal, Rows, Shapes, Specification, Use
+from compress.tasks.measured import MeasuredTask, ValuesHead, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NORMAL = ("normal", "ok", "good", "healthy")
-"""Names of the class of samples that are not anomalies, in lower case; otherwise it is the first class."""
+"""Names of the class of samples that are not anomalies, in lower case; without such a name, it is the first class."""
 UNKNOWN = -1.0
-"""The label of samples of which nothing is known; 0 is normal, 1 an anomaly."""
+"""The label of samples without classes; 0 is normal, 1 an anomaly."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,7 @@ class ReconstructionHead(ValuesHead):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the mean squared error in units of the variance [n]; 0 for anomalies, which are not learnt.
 
-        Args:
-            targets: flattened clean samples and the label, 1 for an anomaly: [n, values + 1].
-            outputs: of the model.
+        The targets [n, values + 1] are flattened clean samples with their label, 1 for an anomaly.
         """
         ops = keras().ops
         targets = ops.cast(targets, "float32")
@@ -80,11 +77,7 @@ class Reconstruction(MeasuredTask):
     agreement_note: ClassVar[str] = "values that differ by at most 0.1 of their standard deviation"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ReconstructionHead:
-        """Return the head of a model whose output has the shape of the targets.
-
-        Raises:
-            ModelError: another shape.
-        """
+        """Return the head of a model whose output has the shape of the targets."""
         del specification
         values = _clean(data, "train")
         shape = values.shape[1:]
@@ -99,7 +92,8 @@ class Reconstruction(MeasuredTask):
         values = _clean(data, split)
         label = np.full((len(values), 1), UNKNOWN, np.float32)
         if data.class_names:
-            label[:, 0] = data.labels(split) != _normal_class(data.class_names)
+            names = enumerate(data.class_names)
+            label[:, 0] = data.labels(split) != next((index for index, name in names if name.lower() in NORMAL), 0)
         return np.concatenate([np.asarray(values, np.float32).reshape(len(values), -1), label], axis=1)
 
     def constant(self, data: Data) -> Rows:
@@ -121,9 +115,8 @@ class Reconstruction(MeasuredTask):
         """Return the mean squared error without anomalies, and the AUC."""
         label = targets[:, -1]
         normal = kept[label <= 0]
-        if not len(normal):
-            mse = missing("", "all samples of the split are anomalies")
-        else:
+        mse = missing("", "all samples of the split are anomalies")
+        if len(normal):
             mse = mean_with_interval(normal, "", note)
         anomalies = kept[label > 0]
         if not len(anomalies) or not len(normal):
@@ -132,14 +125,9 @@ class Reconstruction(MeasuredTask):
             auc = Measurement(area_under_curve(anomalies, normal), "fraction", "measured", note=note)
         return {"mse": mse, "auc": auc}
 
-    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
-        """Return the comparison by values."""
-        del specification, logits
-        return ByValue()
-
 
 def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
-    """Return the probability that a positive sample has a larger score than a negative one; equal ones count half."""
+    """Return the probability that a positive sample has a larger score than a negative one; equal scores count half."""
     scores = np.concatenate([positive, negative])
     order = np.argsort(scores, kind="stable")
     _, group, counts = np.unique(scores[order], return_inverse=True, return_counts=True)
@@ -151,9 +139,5 @@ def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64
 
 
 def _clean(data: Data, split: Split) -> NDArray[Any]:
-    """Return what the model should give for the samples of a split: its targets, or the samples themselves."""
+    """Return the expected outputs for the samples of a split: the targets of the data, or the samples themselves."""
     return data.targets(split) if data.has_targets else data.inputs(split)
-
-
-def _normal_class(names: Sequence[str]) -> int:
-    return next((index for index, name in enumerate(names) if name.lower() in NORMAL), 0)

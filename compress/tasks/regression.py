@@ -13,11 +13,9 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.core.measurement import Z95, Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.tasks.base import ModelOutputs, Rows, Specification
+from compress.tasks.base import ModelOutputs, Refusal, Rows, Specification, Use, pooled_dense
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
-from compress.tasks.new_head import pooled_dense
-from compress.tasks.refusal import Refusal, Use
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
@@ -31,8 +29,6 @@ WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "embedding": Refusal("the last layer of the model does not give scores of classes", hint="leave it out"),
 }
 """Methods that need one class for each sample."""
-
-
 PREDICTED = 0.5
 """Share of a target's variance that the original explains, from which the target counts on its own."""
 
@@ -52,11 +48,7 @@ class Regression(MeasuredTask):
     agreement_note: ClassVar[str] = f"predictions that differ by at most {SAME:g} of their standard deviation"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ValuesHead:
-        """Return the head of a model with one output for each target.
-
-        Raises:
-            ModelError: several inputs or outputs, or shapes that differ from the data's.
-        """
+        """Return the head of a model with one output for each target."""
         del specification
         refuse_shape(model, data, [len(data.class_names)], "one value for each target")
         return ValuesHead(tuple(spread_of(data.targets("train")).tolist()))
@@ -64,14 +56,6 @@ class Regression(MeasuredTask):
     def new_head(self, features: Any, data: Data, dropout: float) -> Any:
         """Return one value for each target."""
         return pooled_dense(features, len(data.class_names), None, dropout)
-
-    def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the targets: float32 [n, targets]."""
-        return data.targets(split)
-
-    def constant(self, data: Data) -> Rows:
-        """Return the mean of the training targets."""
-        return np.asarray(np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the predictions."""
@@ -86,7 +70,8 @@ class Regression(MeasuredTask):
     def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
         """Return R² and the mean absolute error."""
         expected = np.asarray(targets, np.float64)
-        return {"r2": r_squared(expected, kept, note), "mae": mean_absolute_error(expected, kept, note)}
+        errors = np.abs(expected - kept).mean(axis=1)
+        return {"r2": r_squared(expected, kept, note), "mae": mean_with_interval(errors, "", note)}
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return also `r2_by_target` of each model: targets of large values do not hide others."""
@@ -127,12 +112,6 @@ def r_squared(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str
     if not np.isfinite(value):
         return missing("fraction", "the model's outputs are not finite")
     return Measurement(value, "fraction", "measured", note=note)
-
-
-def mean_absolute_error(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:
-    """Return the mean absolute error over all targets, with the 95% interval of a mean over samples."""
-    errors = np.abs(targets - rows).reshape(len(rows), -1).mean(axis=1)
-    return mean_with_interval(errors, "", note)
 
 
 def mean_with_interval(values: NDArray[np.float64], unit: str, note: str) -> Measurement:

@@ -13,28 +13,19 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.tasks.base import Head, Judge, Location, ModelOutputs, Rows, Shapes, Specification, first_output, snr_db
+from compress.tasks.base import Judge, Location, ModelOutputs, Refusal, Rows, Shapes, Specification, Use
 from compress.tasks.illustrations import MasksIllustrator
-from compress.tasks.measured import MeasuredTask, refuse_moving, refuse_shape
+from compress.tasks.measured import MeasuredTask, ScoresHead, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
-from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES
 from deploy.contract.image_geometry import NO_CLASS
 
 
 @dataclass(frozen=True)
-class SegmentationHead(Head):
-    """A first output [n, ..., classes] of probabilities at each position, or of their logits.
-
-    Attributes:
-        output: the output; its form is softmax.
-        probabilities: whether the model ends with a softmax.
-    """
+class SegmentationHead(ScoresHead):
+    """A first output [n, ..., classes] of the probabilities of a softmax at each position, or of their logits."""
 
     loss_name: ClassVar[str] = "cross-entropy in nats, averaged over the positions"
-
-    output: OutputForm
-    probabilities: bool
 
     def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
         """Return the frequencies of the classes at every position, in the form of the model's output."""
@@ -43,11 +34,6 @@ class SegmentationHead(Head):
         likely = np.maximum(counts / max(len(labels), 1), 1e-6)
         values = likely if self.probabilities else np.log(likely)
         return [np.broadcast_to(values, (1, *shapes[0])).astype(np.float32)]
-
-    def logits(self, outputs: Any) -> Any:
-        """Return the logits at each position [n, ..., classes]."""
-        values = first_output(outputs)
-        return self.output.logits(values) if self.probabilities else values
 
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the cross entropy, averaged over the positions that count: [n]."""
@@ -59,14 +45,6 @@ class SegmentationHead(Head):
         axes = tuple(range(1, len(self.output.shape)))
         return ops.sum(entropy, axis=axes) / ops.maximum(ops.sum(counted, axis=axes), 1)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the divergence from the teachers' softened probabilities, averaged over the positions: [n]."""
-        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
-        """Return the divergence of the probabilities: [n]."""
-        return self.output.divergence(expected, actual)
-
     @property
     def specification(self) -> Specification:
         """The number of classes, by which rows are split into positions."""
@@ -75,17 +53,9 @@ class SegmentationHead(Head):
 
 @dataclass(frozen=True)
 class ByPixel(Judge):
-    """The comparison of two segmentation models by all scores, and by the class at each position.
-
-    Attributes:
-        classes: the number of classes.
-    """
+    """The comparison of two segmentation models by all scores, and by the class at each position."""
 
     classes: int
-
-    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the ratio of all scores."""
-        return snr_db(expected, actual)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the positions with the same class."""
@@ -114,7 +84,6 @@ class Segmentation(MeasuredTask):
         """Return the head of a model with a score for each class at each position of the masks.
 
         Raises:
-            ModelError: the model's output does not fit masks and classes.
             DataError: the masks are not class indices.
         """
         del specification
@@ -128,10 +97,6 @@ class Segmentation(MeasuredTask):
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
         """Return also preprocessing that would move pixels away from masks in arrays, which stay as they are."""
         return [*super().refused_settings(settings), *refuse_moving(settings, "the masks", ("masks",))]
-
-    def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the class of each pixel: [n, ...]; NO_CLASS does not count."""
-        return data.targets(split)
 
     def constant(self, data: Data) -> Rows:
         """Return the most frequent class everywhere."""
@@ -193,11 +158,8 @@ class Segmentation(MeasuredTask):
 
 
 def _masks(data: Data) -> NDArray[Any]:
-    """Return the masks of the training split.
-
-    Raises:
-        DataError: they are not class indices.
-    """
+    """Return the masks of the training split, after a check that they are class indices: [n, ...]; NO_CLASS does not
+    count."""
     masks = data.targets("train")
     classes = len(data.class_names)
     valid = masks.ndim >= 2 and np.asarray(masks == np.floor(masks)).all()

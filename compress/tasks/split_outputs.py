@@ -21,12 +21,8 @@ Ends = tuple[float, float]
 
 
 def split_outputs(model: Any, samples: NDArray[np.float32]) -> tuple[Any, list[str]]:
-    """Return a Keras model without its last concatenations of values of different scale, and a note for each of them.
-
-    Args:
-        model: with fixed shapes.
-        samples: samples that show the ranges of the values [n, ...].
-    """
+    """Return a Keras model of fixed shapes without its last concatenations of values of different scale, and a note for
+    each concatenation; the samples [n, ...] show the ranges of the values."""
     if isinstance(model.output, dict):
         return model, []  # programs read the outputs by their keys
     plain = keras_graph.build(keras_graph.read(model))  # without nested models
@@ -52,12 +48,7 @@ def _note(output: Any, scales: list[tuple[Any, Ends]]) -> str:
 
 
 class _Concatenated:
-    """The parts that one output of a model is concatenated from.
-
-    Args:
-        model: a Keras model without nested models.
-        index: the number of the output, for the names of new layers.
-    """
+    """The parts from which an output (its index) of a Keras model without nested models is concatenated."""
 
     def __init__(self, model: Any, index: int) -> None:
         self._model = model
@@ -65,7 +56,7 @@ class _Concatenated:
         self._layers = 0
 
     def by_scale(self, samples: NDArray[np.float32]) -> list[tuple[Any, Ends]]:
-        """Return one tensor for each run of parts of one scale with its range; empty for an output of one scale."""
+        """Return one tensor and its range for each run of parts of one scale; empty for an output of one scale."""
         output = self._model.outputs[self._index]
         for axis in range(1, len(output.shape)):
             parts = self._along(output, axis)
@@ -97,7 +88,7 @@ class _Concatenated:
         return [tensor]
 
     def _reshaped(self, tensor: Any, axis: int, source: Any, operation: Any) -> list[Any]:
-        """Return the parts of a reshaped tensor, if the axis is one of the source too."""
+        """Return the parts of a reshaped tensor, if its source has the same axis."""
         size, before = tensor.shape[axis], prod(tensor.shape[1:axis])
         for place in range(1, len(source.shape)):
             if source.shape[place] == size and prod(source.shape[1:place]) == before:

@@ -1,7 +1,8 @@
 """The training loss of detectors without anchors: locations are assigned to objects by what they predict.
 
-Of the locations inside an object, those count whose score for its class and whose overlap with it are best, so that
-both learn to agree. An untrained model must predict boxes that overlap objects: distances `ltrb` need a bias above 0.
+Of the locations inside an object, those count whose score for its class and whose overlap with the object are best, so
+that scores and boxes learn to agree. An untrained model must predict boxes that overlap objects: distances `ltrb` need
+a bias above 0.
 
 Sources: Feng et al., TOOD: Task-aligned One-stage Object Detection, ICCV 2021 (assignment); Rezatofighi et al.,
 Generalized Intersection over Union, CVPR 2019 (boxes); Li et al., Generalized Focal Loss, NeurIPS 2020 (distributions
@@ -32,8 +33,9 @@ class Assignment:
 
     Attributes:
         positive: [n, locations], 1 where a location is assigned to an object.
-        boxes: [n, locations, 4], the box of its object.
-        scores: [n, locations, classes]: for the class of its object, how good the location is, relative to the best.
+        boxes: [n, locations, 4], the box of that object.
+        scores: [n, locations, classes]: for the class of that object, the quality of the location relative to the best
+            location.
     """
 
     positive: Any
@@ -44,10 +46,7 @@ class Assignment:
 def loss_parts(detector: Detector, objects: Any, parts: DetectorParts) -> tuple[Any, Any]:
     """Return the losses of scores and boxes of each image, [n] each; the loss is their sum.
 
-    Args:
-        detector: reads the parts; its scores are logits.
-        objects: [n, most, 5], class and box of each object; padding has the class -1.
-        parts: raw outputs.
+    The scores of the detector must be logits; the objects [n, most, 5] are those of `detection.padded`.
     """
     ops = keras().ops
     boxes = detector.corners(parts.boxes, maths=ops)
@@ -81,7 +80,7 @@ def _score_loss(detector: Detector, parts: DetectorParts, assignment: Assignment
 
 
 def _bins_loss(detector: Detector, raw: Any, boxes: Any) -> Any:
-    """Return the cross-entropy of the distributions with the distances, mean over the sides: [n, locations]."""
+    """Return the cross-entropy of the distributions with the distances, averaged over the sides: [n, locations]."""
     ops = keras().ops
     bins = detector.specification["bins"]
     points = (detector.at.cells + detector.specification["offset"]) * detector.at.steps
@@ -99,14 +98,8 @@ def _bins_loss(detector: Detector, raw: Any, boxes: Any) -> Any:
 
 
 def assign(detector: Detector, objects: Any, boxes: Any, likely: Any) -> Assignment:
-    """Return the targets of the locations.
-
-    Args:
-        detector: its locations.
-        objects: [n, most, 5].
-        boxes: [n, locations, 4], decoded.
-        likely: [n, locations, classes], probabilities.
-    """
+    """Return the targets of the locations, from objects [n, most, 5], decoded boxes [n, locations, 4] and probabilities
+    `likely` [n, locations, classes]."""
     ops = keras().ops
     classes = objects[..., 0]
     object_boxes = objects[..., 1:]
@@ -132,7 +125,7 @@ def assign(detector: Detector, objects: Any, boxes: Any, likely: Any) -> Assignm
 
 
 def _inside(detector: Detector, boxes: Any) -> Any:
-    """Return 1 for locations in an object; for an object without any, for the nearest: [n, most, locations]."""
+    """Return 1 for the locations in an object, or for the nearest if no location is in it: [n, most, locations]."""
     ops = keras().ops
     points = (detector.at.cells + 0.5) * detector.at.steps
     low = points - boxes[:, :, None, :2]
@@ -167,7 +160,6 @@ def generalized_overlap(boxes: Any, others: Any) -> Any:
 
 
 def _areas(boxes: Any, others: Any) -> tuple[Any, Any]:
-    """Return the intersection over union, and the union."""
     ops = keras().ops
     low = ops.maximum(boxes[..., :2], others[..., :2])
     high = ops.minimum(boxes[..., 2:], others[..., 2:])

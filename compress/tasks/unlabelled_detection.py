@@ -12,13 +12,12 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import missing
 from compress.data.types import Data, Split
-from compress.tasks.base import EvaluationMembers, Judge, Location, ModelOutputs, Rows, Specification
+from compress.tasks.base import EvaluationMembers, Judge, Location, ModelOutputs, Refusal, Rows, Specification, Use
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
 from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.outputs import OutputsHead, OutputsTask
-from compress.tasks.refusal import Refusal, Use
 from deploy.contract.detection import SURE, Detector
 
 NOTHING_FOUND = missing("fraction", f"neither model finds an object with a score of {SURE:g} or more")
@@ -28,11 +27,7 @@ DETECTOR = "detector"
 
 @dataclass(frozen=True)
 class UnlabelledDetectionHead(OutputsHead):
-    """The outputs of a detector, compared by scores and by the boxes of likely locations.
-
-    Attributes:
-        objects: the meaning of the outputs.
-    """
+    """The outputs of a detector, compared by scores and by the boxes of likely locations."""
 
     objects: DetectionHead
 
@@ -45,13 +40,9 @@ class UnlabelledDetectionHead(OutputsHead):
         """Return the outputs, with scores as logits: [n, values]."""
         return self.objects.logits(outputs)
 
-    def distillation_loss(self, logits: Any, soft_targets: Any, temperature: float) -> Any:
-        """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n]."""
-        return self.objects.distillation_loss(logits, soft_targets, temperature)
-
-    def divergence(self, expected: Any, actual: Any) -> Any:
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the divergence of scores and likely boxes: [n]."""
-        return self.objects.divergence(expected, actual)
+        return self.objects.divergence(expected, actual, temperature)
 
 
 class UnlabelledDetection(OutputsTask):
@@ -67,13 +58,8 @@ class UnlabelledDetection(OutputsTask):
     def head(self, model: Any, data: Data, specification: Specification = None) -> UnlabelledDetectionHead:
         """Return the head of a detector.
 
-        Args:
-            model: a Keras model; the original itself if the specification has no outputs.
-            data: the samples.
-            specification: of the detector (`deploy.contract.detection`), or that of an earlier artifact.
-
-        Raises:
-            ModelError: the model does not take the samples, or has other outputs than the original.
+        The specification is that of the detector (`deploy.contract.detection`), for the original model, or that of an
+        earlier artifact, which also has the outputs of the original.
         """
         known = dict(specification or {})
         detector = detector_of(known.pop(DETECTOR, None) or known or None)
@@ -110,8 +96,8 @@ class UnlabelledDetection(OutputsTask):
         return refusals
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
-        """Return for two models also `found_again`: by class, the objects of the original, and how many of them the
-        result finds; and `sure_objects`: how many objects either finds that count in the agreement."""
+        """Return for two models also `found_again`: by class, the number of the original's objects, and how many of
+        them the result finds; and `sure_objects`: how many objects of both models count in the agreement."""
         facts = super().evaluate(models, data, split, note)
         if len(models) > 1:
             illustrator = self.illustrator(models, data, split)
@@ -172,11 +158,7 @@ class UnlabelledDetection(OutputsTask):
         return ObjectsIllustrator(detectors, [model.rows for model in models.values()], labels, None)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the task on the device: detection, with the names of classes if there are any.
-
-        Raises:
-            StageError: the number of names does not fit the scores.
-        """
+        """Return the task on the device: detection."""
         detector = _detector(specification)
         sizes = sum(prod(output["shape"]) for output in (specification or {})["outputs"])
         classes = detector.classes_of(sizes) - (detector.specification["background"] is not None)

@@ -31,17 +31,13 @@ class Facts:
 
     Attributes:
         root: the folder that /sys, /proc, /dev, /etc and /var are in.
-        python: the version of the interpreter.
         bits: the address size of the interpreter. A 64-bit kernel can run a 32-bit Python.
-        managed: whether pip refuses to install packages for it, as on Debian 12 and newer (PEP 668).
+        managed: whether pip refuses to install packages for this Python, as on Debian 12 and newer (PEP 668).
         reported: the reports of the child process: `runtime`, `broken`, `pycoral`, `libedgetpu`, `unloadable`, `ended`.
         installed: the versions of the packages on the path, by name in lower case with dashes.
         path: `sys.path`; an empty entry is the working directory.
         folder: the working directory.
         package: the folder or file that this package was imported from.
-        user: the name of the user.
-        groups: the names of the user's groups.
-        page_bytes: the size of a memory page.
         free_bytes: the free disk space in the working directory.
         now: the time in seconds since the epoch.
     """

@@ -5,19 +5,18 @@ from __future__ import annotations
 import glob
 import os
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List
 
 from deploy.doctor import pcie as doctor_pcie
-from deploy.doctor import raspberry_pi
 from deploy.doctor.command import Facts
 from deploy.runner import host
-from deploy.runner.problems import PROBLEMS, Finding
+from deploy.runner.problems import PROBLEMS, SET_PERFORMANCE, Finding
 
 HOT_C, DEAD_C = 85.0, -80.0
 """The apex driver throttles the Edge TPU from 85 degrees on (source: coral.ai, M.2 datasheet). A card that no longer
 responds reports -88 to -90 degrees (source: google-coral/edgetpu 843); a card in frost reports its temperature."""
-HOT_CPU_C = 80.0
 LOW_MEMORY, LOW_DISK = 96 << 20, 128 << 20
+"""Runtime and model need about 100 MiB of memory; a deployment needs disk space for the new version too."""
 EARLIEST = 1735689600.0
 """2025-01-01, before this code was written: an earlier clock is wrong."""
 _THROTTLED = (
@@ -35,14 +34,12 @@ def findings(facts: Facts) -> List[Finding]:
     for tpu in tpus:
         result += _usb(facts, tpu) if tpu["device"].startswith("usb") else _pci(facts, tpu)
         result += _busy(facts, tpu)
-    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (_heat, _power, _pages, _free_space, _clock, _governor)
-    for check in checks:
+    for check in (_heat, _power, _pages, _free_space, _clock, _governor):
         result += check(facts)
     return result
 
 
 def _absent(facts: Facts) -> List[Finding]:
-    """Return findings for a host without an Edge TPU."""
     nodes = glob.glob(os.path.join(facts.root, "dev/apex_*"))
     if nodes:
         what = "%s exists, but no Edge TPU is on PCIe" % ", ".join(sorted(nodes))
@@ -70,9 +67,9 @@ def _usb(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     elif not tpu["accessible"]:
         result.append(_forbidden(facts, tpu))
     result += _half_a_rule(facts, tpu) + _firmware(facts, tpu) + _usb_speed(facts, tpu)
-    if raspberry_pi.is_model_5(facts.root) and raspberry_pi.usb_limited(facts.root):
-        what = "%s: the USB ports are limited to 600 mA in total" % raspberry_pi.model(facts.root)
-        result.append(PROBLEMS["usb_current"].finding("warning", what, config=raspberry_pi.config(facts.root)))
+    if host.is_pi_5(facts.root) and host.pi_usb_limited(facts.root):
+        what = "%s: the USB ports are limited to 600 mA in total" % host.pi_model(facts.root)
+        result.append(PROBLEMS["usb_current"].finding("warning", what, config=host.pi_config(facts.root)))
     return result + _hub(facts, tpu)
 
 
@@ -108,11 +105,8 @@ def _firmware(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     if not fix or not tpu["id"].startswith("1a6e"):
         return []
     environment = host.container(facts.root) or host.machine(facts.root)
-    what = "%s has not loaded its firmware yet, and this is a container or virtual machine (%s)" % (
-        tpu["device"],
-        environment,
-    )
-    return [PROBLEMS["firmware"].finding("warning", what, fix=fix)]
+    what = "%s has not loaded its firmware yet, and this is a container or virtual machine (%s)"
+    return [PROBLEMS["firmware"].finding("warning", what % (tpu["device"], environment), fix=fix)]
 
 
 def _usb_speed(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
@@ -120,7 +114,7 @@ def _usb_speed(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     if speed is None or speed >= host.USB3_MBPS:
         return []
     what = "%s is connected with %g Mbit/s, not with USB 3" % (tpu["device"], speed)
-    board = _read(facts.root, "proc/device-tree/model")
+    board = host.text_of(facts.root, "proc/device-tree/model") or ""
     if "Coral" in board and "Mini" in board:
         return [PROBLEMS["mini"].finding("note", what)]
     return [PROBLEMS["usb_2"].finding("warning", what)]
@@ -129,7 +123,7 @@ def _usb_speed(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
 def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     """Return a finding for an Edge TPU behind a hub: it needs up to 900 mA, more than many hubs supply."""
     for folder in sorted(glob.glob(os.path.join(facts.root, "sys/bus/usb/devices/*"))):
-        ids = (_read(folder, "idVendor"), _read(folder, "idProduct"))
+        ids = (host.text_of(folder, "idVendor"), host.text_of(folder, "idProduct"))
         if ids in host.USB_IDS and "." in os.path.basename(folder):
             what = "%s is behind a hub (%s)" % (tpu["device"], os.path.basename(folder))
             return [PROBLEMS["hub"].finding("note", what)]
@@ -146,7 +140,7 @@ def _pci(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
 
 
 def _forbidden(facts: Facts, tpu: Dict[str, Any]) -> Finding:
-    """Return the missing step: the udev rule, the group, or applying the rule."""
+    """Return the finding of the missing step: the udev rule, the group, or applying the rule."""
     pci = tpu["device"].startswith("pci")
     group, ending, patterns = ("apex", "_pci", ("apex",)) if pci else ("plugdev", "_usb", ("18d1", "1a6e"))
     what = "%s may not open %s" % (facts.user, tpu["node"])
@@ -163,7 +157,7 @@ def _has_rule(root: str, pattern: str) -> bool:
     """Return whether a udev rule contains a text."""
     for folder in ("etc/udev/rules.d", "lib/udev/rules.d", "usr/lib/udev/rules.d"):
         for path in glob.glob(os.path.join(root, folder, "*.rules")):
-            lines = _read(path).splitlines()
+            lines = (host.text_of(path) or "").splitlines()
             if any(pattern in line and not line.lstrip().startswith("#") for line in lines):
                 return True
     return False
@@ -173,10 +167,8 @@ def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     holders = host.holders(tpu["node"], facts.root) if tpu["node"] else []
     if not holders:
         return []
-    what = "%s is in use by %s" % (
-        tpu["device"],
-        ", ".join("%(name)s (process %(pid)d)" % holder for holder in holders),
-    )
+    names = ", ".join("%(name)s (process %(pid)d)" % holder for holder in holders)
+    what = "%s is in use by %s" % (tpu["device"], names)
     return [PROBLEMS["busy"].finding("warning", what, pid=holders[0]["pid"])]
 
 
@@ -189,7 +181,7 @@ def _heat(facts: Facts) -> List[Finding]:
         apex = name.startswith("apex")
         if apex and celsius < DEAD_C:
             result.append(PROBLEMS["dead"].finding("error", "%s reports %g degrees" % (name, celsius)))
-        elif celsius >= (HOT_C if apex else HOT_CPU_C):
+        elif celsius >= (HOT_C if apex else host.HOT_CPU_C):
             row = PROBLEMS["hot"].finding("warning", "%s has %.0f degrees" % (name, celsius))
             result.append(row if apex else row._replace(page=""))
     return result
@@ -209,18 +201,18 @@ def _pages(facts: Facts) -> List[Finding]:
     """Return a finding for large memory pages. A Raspberry Pi 5 boots a kernel with pages of 16 KiB by default."""
     if facts.page_bytes <= 4096:
         return []
-    board = _read(facts.root, "proc/device-tree/model").strip("\0\n ") or "this host"
+    board = host.text_of(facts.root, "proc/device-tree/model") or "this host"
     what = "%s has memory pages of %d KiB" % (board, facts.page_bytes // 1024)
     fix = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
-    if raspberry_pi.model(facts.root):
-        fix = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % raspberry_pi.config(facts.root)
+    if host.pi_model(facts.root):
+        fix = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % host.pi_config(facts.root)
     pci = any(tpu["device"].startswith("pci") for tpu in host.edge_tpus(facts.root))
     return [PROBLEMS["pages"].finding("error" if pci else "warning", what, fix=fix)]
 
 
 def _free_space(facts: Facts) -> List[Finding]:
     result = []
-    for line in _read(facts.root, "proc/meminfo").splitlines():
+    for line in (host.text_of(facts.root, "proc/meminfo") or "").splitlines():
         if line.startswith("MemAvailable:") and int(line.split()[1]) * 1024 < LOW_MEMORY:
             what = "%d MiB of memory are free" % (int(line.split()[1]) // 1024)
             why = "runtime and model need about 100 MiB; without free memory the kernel kills processes"
@@ -241,17 +233,7 @@ def _clock(facts: Facts) -> List[Finding]:
 
 def _governor(facts: Facts) -> List[Finding]:
     paths = glob.glob(os.path.join(facts.root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"))
-    if not any(_read(path).strip() == "powersave" for path in paths):
+    if not any((host.text_of(path) or "").strip() == "powersave" for path in paths):
         return []
     why = "the processor's part of an inference takes longer, and benchmarks vary with the load"
-    hint = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-    return [Finding("note", "governor", "the CPU governor is powersave", why, hint)]
-
-
-def _read(*parts: str) -> str:
-    """Return the text of a file; an empty string if it cannot be read."""
-    try:
-        with open(os.path.join(*parts), "rb") as stream:
-            return stream.read(1 << 20).decode("utf-8", "replace").strip("\n")
-    except OSError:
-        return ""
+    return [Finding("note", "governor", "the CPU governor is powersave", why, SET_PERFORMANCE)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
-from deploy.doctor import raspberry_pi
 from deploy.doctor.command import Facts
 from deploy.runner import host
 from deploy.runner.host import text_of, version_numbers
@@ -56,19 +55,18 @@ def without_node(facts: Facts, tpu: Dict[str, Any]) -> Finding:
 
 
 def _refused(facts: Facts, what: str) -> Finding:
-    """Return why the loaded driver refuses the device."""
     if host.machine(facts.root) == "vmware":
         return PROBLEMS["vmware"].finding("error", what)
-    if raspberry_pi.is_model_5(facts.root) and not _has_interrupts(facts.root):
-        path = raspberry_pi.config(facts.root)
+    if host.is_pi_5(facts.root) and not _has_interrupts(facts.root):
+        path = host.pi_config(facts.root)
         return PROBLEMS["interrupts"].finding("error", what + "; %s has no overlay for it" % path, config=path)
     return PROBLEMS["driver_refuses"].finding("error", what)
 
 
 def _has_interrupts(root: str) -> bool:
     """Return whether config.txt gives the card enough interrupts: one of two overlays of Raspberry Pi OS."""
-    has_compat = raspberry_pi.has_setting(root, "dtoverlay=pciex1-compat-pi5", "no-mip")
-    return has_compat or raspberry_pi.has_setting(root, "dtoverlay=pineboards-hat-ai")
+    has_compat = host.has_pi_setting(root, "dtoverlay=pciex1-compat-pi5", "no-mip")
+    return has_compat or host.has_pi_setting(root, "dtoverlay=pineboards-hat-ai")
 
 
 def _not_loaded(facts: Facts, what: str) -> Finding:
@@ -85,14 +83,17 @@ def _not_loaded(facts: Facts, what: str) -> Finding:
     if system == "truenas":
         return PROBLEMS["appliance"].finding("error", what)
     install = _install(system, kernel)
-    if not _sources(facts.root):
+    sources = ("var/lib/dkms/gasket*", "usr/src/gasket*")  # the sources that dkms knows, and those of the package
+    if not any(glob.glob(os.path.join(facts.root, pattern)) for pattern in sources):
         return PROBLEMS["no_driver"].finding("error", what, install=install)
     what += "; the driver is not built for the kernel %s" % (kernel or "that is running")
     if kernel and install != NO_PACKAGE and not os.path.exists(os.path.join(folder, "build")):
         row = PROBLEMS["headers"].finding("error", what + ", whose headers are missing", headers=HEADERS[system])
         return row._replace(hint=row.hint.replace("sudo ", "")) if system == "proxmox" else row
-    causes = _causes(facts.root)
-    return PROBLEMS["not_built"].finding("error", what + "".join("; " + cause for cause in causes), install=install)
+    logs = glob.glob(os.path.join(facts.root, "var/lib/dkms/gasket*/*/build/make.log"))
+    log = "\n".join(text_of(path) or "" for path in sorted(logs))
+    what += "".join("; " + meaning for name, meaning in _BREAKS if name in log)
+    return PROBLEMS["not_built"].finding("error", what, install=install)
 
 
 def _system(root: str, kernel: str) -> str:
@@ -107,7 +108,6 @@ def _system(root: str, kernel: str) -> str:
 
 
 def _install(system: str, kernel: str) -> str:
-    """Return how to install a driver for a kernel."""
     version = version_numbers(kernel)[:2]
     is_new = version >= FIRST_KERNEL_WITHOUT_PACKAGE
     if system == "fedora":
@@ -118,19 +118,6 @@ def _install(system: str, kernel: str) -> str:
     if system == "proxmox":  # it has no sudo, and its kernel has its own headers
         return "%s && %s" % (HEADERS[system], install.replace("sudo ", ""))
     return install
-
-
-def _sources(root: str) -> List[str]:
-    """Return the folders of the driver's sources: those that dkms knows, and those of the package."""
-    folders = glob.glob(os.path.join(root, "var/lib/dkms/gasket*")) + glob.glob(os.path.join(root, "usr/src/gasket*"))
-    return sorted(folders)
-
-
-def _causes(root: str) -> Tuple[str, ...]:
-    """Return what the last log of dkms says about a failed build."""
-    logs = glob.glob(os.path.join(root, "var/lib/dkms/gasket*/*/build/make.log"))
-    text = "\n".join(text_of(log) or "" for log in sorted(logs))
-    return tuple(meaning for name, meaning in _BREAKS if name in text)
 
 
 def _secure_boot(root: str) -> bool:
@@ -145,8 +132,8 @@ def _secure_boot(root: str) -> bool:
 def turned_off(facts: Facts) -> List[Finding]:
     """Return a note if the PCIe connector of a Raspberry Pi 5 is off, and no Edge TPU was found."""
     on = ("dtparam=pciex1", "dtparam=nvme", "dtoverlay=pineboards-hat-ai")
-    if not raspberry_pi.is_model_5(facts.root) or any(raspberry_pi.has_setting(facts.root, setting) for setting in on):
+    if not host.is_pi_5(facts.root) or any(host.has_pi_setting(facts.root, setting) for setting in on):
         return []
-    path = raspberry_pi.config(facts.root)
+    path = host.pi_config(facts.root)
     what = "%s does not turn the PCIe connector on" % path
     return [PROBLEMS["pcie_off"].finding("note", what, config=path)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Callable, List, Optional, Tuple
+from typing import List, Optional
 
 from deploy.doctor.command import Facts
-from deploy.runner.host import edge_tpus, text_of, version_numbers
+from deploy.runner.host import edge_tpus, needs_numpy_1, text_of, version_numbers
 from deploy.runner.problems import PROBLEMS, Finding
 
 RUNTIMES = ("ai-edge-litert", "tflite-runtime", "tensorflow")
@@ -17,16 +17,7 @@ _VENV = "sudo apt-get install python3-venv && python3 -m venv --system-site-pack
 
 def findings(facts: Facts) -> List[Finding]:
     """Return all findings on software."""
-    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (
-        _musl,
-        _runtime,
-        _crashed,
-        _library,
-        _too_new,
-        _other_version,
-        _traps,
-        _shadows,
-    )
+    checks = (_musl, _runtime, _crashed, _library, _too_new, _other_version, _traps, _shadows)
     return [finding for check in checks for finding in check(facts)]
 
 
@@ -79,8 +70,7 @@ def _runtime(facts: Facts) -> List[Finding]:
     if others:
         used += "; also installed: %s" % ", ".join(others)
     result = [Finding("note", "runtime", used, "the environment variable CORALLINE_RUNTIME selects another one")]
-    numpy_1_only = runtime["name"] == "tflite_runtime" and version_numbers(version)[:2] <= (2, 14)
-    if numpy_1_only and version_numbers(numpy)[:1] >= (2,):
+    if needs_numpy_1(runtime["name"], version) and version_numbers(numpy)[:1] >= (2,):
         what = "tflite-runtime %s was built for numpy 1, and numpy %s is installed" % (version, numpy)
         why = "every model fails to load, with a misleading message"
         result.append(Finding("error", "numpy_2", what, why, _pip(facts, "install 'numpy<2'")))
@@ -147,17 +137,12 @@ def _other_version(facts: Facts) -> List[Finding]:
         return []
     if version_numbers(built.group(1))[:2] == version_numbers(runtime["version"])[:2]:
         return []
-    what = "libedgetpu %s was built with TFLite %s; %s %s is used" % (
-        packaged,
-        built.group(1).rstrip("."),
-        runtime["name"],
-        runtime["version"],
-    )
+    versions = (packaged, built.group(1).rstrip("."), runtime["name"], runtime["version"])
+    what = "libedgetpu %s was built with TFLite %s; %s %s is used" % versions
     return [PROBLEMS["library_version"].finding("note", what)]
 
 
 def _install_library(facts: Facts) -> str:
-    """Return the command that installs a libedgetpu for this runtime."""
     runtime = facts.reported.get("runtime")
     if runtime is not None and runtime.get("too_new"):
         return PROBLEMS["too_new"].hint
@@ -170,7 +155,6 @@ def _install_library(facts: Facts) -> str:
 
 
 def _traps(facts: Facts) -> List[Finding]:
-    """Return a finding for each installed package whose name is misleading."""
     result = []
     if facts.reported.get("pycoral") == "other":
         what = "the installed package pycoral is not Google's: on the package index it is an atlas of coral reefs"
@@ -201,7 +185,8 @@ def _shadows(facts: Facts) -> List[Finding]:
             if path and not _is_copy(path):
                 what = "%s has the name of a package of Coralline" % path
                 why = "`import %s` in a program started here imports it instead of Coralline's package" % name
-                result.append(Finding("warning", "shadow", what, why, "mv %s %s" % (path, _renamed(path))))
+                new = path[:-3] + "_own.py" if path.endswith(".py") else path + "_own"
+                result.append(Finding("warning", "shadow", what, why, "mv %s %s" % (path, new)))
         if folder == os.path.abspath(facts.folder) and _package(folder, "models"):
             what = "%s is a package" % os.path.join(folder, "models")
             why = "Coralline reads its own models/ by path, so nothing is shadowed; your own builders need trust: true"
@@ -210,7 +195,6 @@ def _shadows(facts: Facts) -> List[Finding]:
 
 
 def _package(folder: str, name: str) -> str:
-    """Return the path of a package or module in a folder, or an empty string."""
     if os.path.isfile(os.path.join(folder, name, "__init__.py")):
         return os.path.join(folder, name)
     module = os.path.join(folder, name + ".py")
@@ -218,15 +202,10 @@ def _package(folder: str, name: str) -> str:
 
 
 def _is_copy(path: str) -> bool:
-    """Return whether a package is a copy of Coralline's."""
     files = ["stage.py", "pipeline/schema.py", "pipeline/store.py"]
     if os.path.basename(path) == "deploy":
         files = ["contract/bundle.py", "contract/preprocessing.py"]
     return all(os.path.isfile(os.path.join(path, name)) for name in files)
-
-
-def _renamed(path: str) -> str:
-    return path[:-3] + "_own.py" if path.endswith(".py") else path + "_own"
 
 
 def debian_version(root: str, name: str) -> Optional[str]:

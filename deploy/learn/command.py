@@ -20,13 +20,8 @@ ACTIONS = ("name", "undo", "list", "export", "import_file")
 def use(model: Model, arguments: argparse.Namespace, progress: Callable[[str], None]) -> Optional[Recognizer]:
     """Let a model answer with learnt classes, if there are any, and with calibrated confidences.
 
-    Args:
-        model: the model of the arguments' bundle.
-        arguments: those of `run` or `serve`.
-        progress: shows a message.
-
     Returns:
-        The recognizer; None: the model answers as it is.
+        The recognizer; None: the model answers without changes.
 
     Raises:
         ArgumentError: the options contradict each other, or the model is not a classifier.
@@ -97,7 +92,9 @@ def _list(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Result
     if recognizer.history:
         lines.append("changes:")
     row = "  %s %s %s (%d photos)"
-    lines += [row % (event["time"], event["action"], _names(event), event["photos"]) for event in recognizer.history]
+    for event in recognizer.history:
+        names = ", ".join(event["names"])
+        lines.append(row % (event["time"], event["action"], names, event["photos"]))
     return {"classes": _rows(recognizer), "history": recognizer.history, "file": recognizer.path}, "\n".join(lines)
 
 
@@ -119,10 +116,6 @@ def _import(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Resu
 
 def _rows(recognizer: Recognizer) -> List[Result]:
     return [{"name": name, "photos": count} for name, count in recognizer.learnt]
-
-
-def _names(event: Result) -> str:
-    return ", ".join(event["names"])
 
 
 _RUN = {"name": _learn, "undo": _undo, "list": _list, "export": _export, "import_file": _import}

@@ -72,11 +72,7 @@ class LearntHead(NamedTuple):
 
 
 def check(settings: LearnSettings) -> None:
-    """Check the settings.
-
-    Raises:
-        ArgumentError: a setting is out of range.
-    """
+    """Raise an ArgumentError if a setting is out of range."""
     if settings.method not in METHODS:
         raise ArgumentError("the method %r is unknown" % settings.method, "use one of: %s" % ", ".join(METHODS))
     if not 0 <= settings.loss <= 1:  # also for NaN
@@ -88,11 +84,8 @@ def new_head(
 ) -> LearntHead:
     """Return the logits of new classes.
 
-    Args:
-        photos: the embeddings of each new class: float32 [photos, values].
-        old: the head of the old classes; None: there are none.
-        references: the reference embeddings of the bundle.
-        settings: the settings. Without references, new classes are imprinted, whatever the method.
+    `photos` has the embeddings of each new class, float32 [photos, values]; `old` is the head of the old classes, if
+    there are any. Without references, new classes are imprinted, whatever the method.
     """
     everything = np.concatenate(list(photos))
     labels = np.repeat(np.arange(len(photos)), [len(embeddings) for embeddings in photos])

@@ -25,7 +25,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from deploy.contract import bundle
-from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.contract.preprocessing import Array
 
@@ -47,12 +46,7 @@ class LearntFileError(DeviceError):
 
 
 class LearntClass(NamedTuple):
-    """A learnt class.
-
-    Attributes:
-        name: its name.
-        embeddings: of its photos: float32 [photos, values].
-    """
+    """A learnt class with the embeddings of its photos: float32 [photos, values]."""
 
     name: str
     embeddings: Array
@@ -62,9 +56,9 @@ class Change(NamedTuple):
     """A change that can be undone.
 
     Attributes:
-        time: when it was made, UTC.
+        time: the time of the change, UTC.
         action: "learn" or "import".
-        classes: the classes to which it added photos.
+        classes: the classes to which the change added photos.
     """
 
     time: str
@@ -87,7 +81,7 @@ class LearntState(NamedTuple):
 
     Attributes:
         changes: the changes that are in force, the oldest first.
-        history: all events, the oldest first; of a long history the latest.
+        history: the last MAX_HISTORY events, the oldest first.
     """
 
     changes: Tuple[Change, ...] = ()
@@ -131,10 +125,6 @@ def now() -> str:
 def checked_name(name: str, known: Sequence[str]) -> str:
     """Return the name of a new class in a normal form.
 
-    Args:
-        name: what the user entered.
-        known: the names of the classes of the bundle.
-
     Raises:
         ArgumentError: the name is empty, too long, not printable, or that of a class of the bundle.
     """
@@ -148,16 +138,10 @@ def checked_name(name: str, known: Sequence[str]) -> str:
 
 
 def read(path: str, digest: str, values: int) -> LearntState:
-    """Read a file; an empty state if there is none.
-
-    Args:
-        path: the file.
-        digest: that of the bundle.
-        values: the size of an embedding.
+    """Read a file of the bundle with this digest and embeddings of this size; a missing file has an empty state.
 
     Raises:
         LearntFileError: the file is damaged, or belongs to another bundle.
-        OSError: the file cannot be read.
     """
     try:
         with open(path, "rb") as stream:
@@ -190,11 +174,7 @@ def parsed(content: bytes, path: str, digest: str, values: int) -> LearntState:
 
 
 def _changes(entries: List[Any], embeddings: Array, values: int) -> Tuple[Change, ...]:
-    """Return the changes of a manifest with their embeddings.
-
-    Raises:
-        ValueError, KeyError, TypeError: an entry is invalid.
-    """
+    """Return the changes of a manifest with their embeddings."""
     if embeddings.dtype != np.float32 or embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise ValueError("the embeddings are not finite float32 rows")
     if embeddings.shape[1] != values or len(embeddings) > MAX_PHOTOS:
@@ -220,22 +200,12 @@ def _changes(entries: List[Any], embeddings: Array, values: int) -> Tuple[Change
 
 def _events(entries: List[Any]) -> Iterator[Dict[str, Any]]:
     for entry in entries[-MAX_HISTORY:]:
-        names = [str(name) for name in entry["names"]]
-        yield {
-            "time": str(entry["time"]),
-            "action": str(entry["action"]),
-            "names": names,
-            "photos": int(entry["photos"]),
-        }
+        event = {key: str(entry[key]) for key in ("time", "action")}
+        yield {**event, "names": [str(name) for name in entry["names"]], "photos": int(entry["photos"])}
 
 
 def content_of(state: LearntState, digest: str, values: int) -> bytes:
     """Return the content of a file.
-
-    Args:
-        state: the state.
-        digest: that of the bundle.
-        values: the size of an embedding.
 
     Raises:
         ArgumentError: there are too many classes or photos.
@@ -259,22 +229,9 @@ def content_of(state: LearntState, digest: str, values: int) -> bytes:
     return content
 
 
-def write(path: str, content: bytes) -> None:
-    """Replace a file atomically; it survives a power failure.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_atomically(path, content)
-
-
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a file; wait for another process that holds it.
-
-    Raises:
-        OSError: the lock cannot be created.
-    """
+    """Hold the lock of a file; wait for another process that holds it."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes must not learn at the same time there

@@ -13,6 +13,7 @@ What was learnt is in a file next to the bundle (`learnt_file`), and is used aga
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -21,6 +22,7 @@ import numpy as np
 
 from deploy.contract import confidence
 from deploy.contract.class_heads import Head, imprinted
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.embedding import References
 from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
@@ -39,14 +41,12 @@ class LearnReport(NamedTuple):
     """The result of learning a class.
 
     Attributes:
-        name: its name.
         photos: the number of photos that were added.
         total: the number of all its photos.
-        recognized: of the added ones, how many are recognized as the class now. These photos were used for learning.
+        recognized: the number of added photos that are recognized as the class now. They were used for learning.
         before: what the photos were recognized as before, and how often; the most frequent first.
         lost: how many validation samples of the bundle went from the right old class to a new one, by all learnt
             classes together; None: the bundle has no validation samples.
-        validation: the number of validation samples in the bundle.
     """
 
     name: str
@@ -83,12 +83,7 @@ class Recognizer:
 
     Args:
         model: the model, or the path of its bundle.
-        path: the file with learnt classes. None: the one next to the bundle; "": nothing is read or written.
-        settings: how classes are learnt.
-
-    Attributes:
-        model: the model.
-        path: the file with learnt classes; "": there is none.
+        path: the file with learnt classes. None: the file next to the bundle; "": nothing is read or written.
 
     Raises:
         ArgumentError: the model is not a classifier, or this role of it has no embedding.
@@ -153,9 +148,7 @@ class Recognizer:
             ArgumentError: the bundle has no embedding.
             ImageError: the sample has the wrong shape or type.
         """
-        if not self.learns:
-            what = "the bundle %r has no embedding" % self.model.bundle.manifest["name"]
-            raise ArgumentError(what, "add the stage expose_embedding after quantize, and package it again")
+        self._check_embedding()
         outputs = self.model.run(self.model.prepare(sample))
         return self._parts.embedding(outputs)[0]
 
@@ -163,7 +156,7 @@ class Recognizer:
         """Learn a new class, or add photos to a learnt one, and write the file.
 
         Args:
-            name: its name; not that of a class of the bundle.
+            name: the name of the class, which the bundle must not have.
             samples: decoded photos, see `Model`; about five from different sides.
 
         Raises:
@@ -209,15 +202,11 @@ class Recognizer:
         return learnt_file.content_of(self._state, self._digest, self._parts.values)
 
     def imported(self, content: bytes, name: str = "the file") -> Change:
-        """Add the classes of an exported file as one change, and write the file; return the change.
-
-        Args:
-            content: the exported file.
-            name: its name, for messages.
+        """Add the classes of an exported file (its `name` is for messages) as one change; return the change.
 
         Raises:
-            ArgumentError: it has no classes.
-            LearntFileError: it is damaged, or belongs to another bundle.
+            ArgumentError: the file has no classes.
+            LearntFileError: the file is damaged, or belongs to another bundle.
             OSError: the file cannot be written.
         """
         self._check_embedding()
@@ -256,29 +245,23 @@ class Recognizer:
     def _update(self, change: Callable[[LearntState], LearntState]) -> None:
         """Change the state: in the file first, then in memory."""
         with self._lock:
-            if not self.path:
-                self._state, self._decode = self._prepared(change(self._state))[:2]
-                return
-            with learnt_file.locked(self.path):
-                current = learnt_file.read(self.path, self._digest, self._parts.values)
-                state, decode, content = self._prepared(change(current))
-                learnt_file.write(self.path, content)
+            with learnt_file.locked(self.path) if self.path else contextlib.nullcontext():
+                old = learnt_file.read(self.path, self._digest, self._parts.values) if self.path else self._state
+                state = change(old)
+                content = learnt_file.content_of(state, self._digest, self._parts.values)
+                decode = self._decoder(state)
+                if self.path:
+                    write_atomically(self.path, content)
             self._state = state
             self._decode = decode
 
-    def _prepared(self, state: LearntState) -> Tuple[LearntState, Callable[[Sequence[Array]], Recognition], bytes]:
-        content = learnt_file.content_of(state, self._digest, self._parts.values)
-        return state, self._decoder(state), content
-
     def _decoder(self, state: LearntState) -> Callable[[Sequence[Array]], Recognition]:
-        """Return the function from outputs to the answer."""
         parts = self._parts
         head = _new_head(parts, state, self._settings)
         labels = parts.labels + [learnt_class.name for learnt_class in state.classes()]
         return lambda outputs: parts.recognition(outputs, head, labels)
 
     def _counts(self, embeddings: Array) -> List[Tuple[str, int]]:
-        """Return what embeddings are recognized as, and how often."""
         head = _new_head(self._parts, self._state, self._settings)
         labels = self.labels
         if not labels:
@@ -306,12 +289,11 @@ class _Parts(NamedTuple):
     Attributes:
         labels: the names of the classes of the bundle.
         calibration: the calibration of the bundle, or one that changes nothing.
-        is_calibrated: whether it is that of the bundle.
-        values: the size of the embedding; 0: there is none.
+        is_calibrated: whether the calibration is that of the bundle.
+        values: the size of the embedding; 0: the model has no embedding.
         embedding: the function from outputs to the embedding: float32 [1, values].
         scores: the function from outputs to the scores of the classes.
-        old: the head of the old classes; None: they have none.
-        references: the reference embeddings.
+        old: the head of the old classes; None: the old classes have no head.
     """
 
     labels: List[str]
@@ -348,11 +330,6 @@ class _Parts(NamedTuple):
 
 
 def _parts(model: Model) -> _Parts:
-    """Return what a recognizer needs of a model.
-
-    Raises:
-        ArgumentError: the model is not a classifier, or this role of it has no embedding.
-    """
     opened = model.bundle
     tensors = model.session.outputs
     calibration = opened.confidence
@@ -390,10 +367,9 @@ def _parts(model: Model) -> _Parts:
 
 
 def _new_head(parts: _Parts, state: LearntState, settings: LearnSettings) -> Optional[LearntHead]:
-    """Return the head of the learnt classes; None: there are none."""
+    """Return the head of the learnt classes; None without learnt classes."""
     classes = state.classes()
     if not classes:
         return None
-    return learning.new_head(
-        [learnt_class.embeddings for learnt_class in classes], parts.old, parts.references, settings
-    )
+    photos = [learnt_class.embeddings for learnt_class in classes]
+    return learning.new_head(photos, parts.old, parts.references, settings)

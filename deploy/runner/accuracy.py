@@ -32,13 +32,10 @@ Progress = Callable[[str], None]
 def compare(
     opened: Bundle, options: RuntimeOptions, limit: Optional[int] = None, progress: Progress = lambda text: None
 ) -> Dict[str, Any]:
-    """Measure each model on the bundle's evaluation sample, and compare them in pairs.
+    """Measure each model on at most `limit` samples of the bundle's evaluation sample, and compare the models in pairs.
 
-    Args:
-        opened: a verified bundle.
-        options: device, threads and library for the compiled model; the other models run on the CPU.
-        limit: the largest number of samples.
-        progress: a function that is called with a message before each model.
+    The options are those of the compiled model; the other models run on the CPU. `progress` gets a message before each
+    model.
 
     Raises:
         BundleError: the evaluation sample is invalid.
@@ -125,11 +122,7 @@ def fidelity(opened: Bundle, options: RuntimeOptions, limit: Optional[int], prog
 
 
 def _reference(opened: Bundle, role: str, count: int) -> List[Array]:
-    """Return the outputs of the host on the evaluation sample, dequantized: for each output [count, values].
-
-    Raises:
-        BundleError: the stored outputs are not those of the model.
-    """
+    """Return the outputs of the host on the evaluation sample, dequantized: for each output [count, values]."""
     stored = opened.array(opened.manifest["evaluation"]["outputs"][role])
     model = opened.models[role]
     layout = model.output_layout

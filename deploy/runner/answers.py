@@ -28,7 +28,6 @@ class Answer:
 
     Attributes:
         scores: float32 [outputs], in the order of `labels`.
-        labels: the class names.
     """
 
     __slots__ = ("labels", "scores")
@@ -58,7 +57,7 @@ class Answer:
         return [(_name(self.labels, int(index)), float(self.scores[index])) for index in order]
 
     def rows(self, count: int = 5) -> List[Row]:
-        """Return the same as plain maps of `label` and `score`; a score that is NaN or infinite is None."""
+        """Return the best classes as plain maps of `label` and `score`; a score that is NaN or infinite is None."""
         return [{"label": label, "score": finite(score)} for label, score in self.top(count)]
 
     def __repr__(self) -> str:
@@ -70,8 +69,7 @@ class Recognition(Answer):
 
     Attributes:
         scores: the probabilities of all classes, float32: those of the bundle, then the learnt ones.
-        labels: the class names in this order.
-        threshold: answers with a lower confidence are unknown; 0: no answer is.
+        threshold: answers with a lower confidence are unknown; 0: no answer is unknown.
         is_calibrated: whether the confidence is calibrated.
     """
 
@@ -97,13 +95,12 @@ class Recognition(Answer):
 
 
 class NamedOutputs:
-    """The outputs of a model for one sample, by name::
+    """The outputs of a model for one sample, by name and in the order of the model::
 
-        mask = outputs["mask"]      # float32, in the shape of the output without the batch
+        mask = outputs["mask"]
         names = list(outputs)
 
-    Args:
-        arrays: the outputs in the order of the model, by name.
+    An output is float32, in the shape of the model's output without the batch.
     """
 
     __slots__ = ("arrays",)
@@ -145,7 +142,6 @@ class ChosenLabels(NamedOutputs):
     Attributes:
         arrays: the outputs as they are, by name.
         scores: the probabilities, float32 [labels], in the order of `labels`.
-        labels: the names.
     """
 
     __slots__ = ("labels", "scores")
@@ -162,7 +158,7 @@ class ChosenLabels(NamedOutputs):
         return [(_name(self.labels, index), float(self.scores[index])) for index in best]
 
     def rows(self, count: int = MAX_SHOWN) -> List[Row]:
-        """Return at most `count` of them as plain maps of `label` and `score`."""
+        """Return at most `count` of the chosen labels as plain maps of `label` and `score`."""
         return [{"label": label, "score": score} for label, score in self.chosen()[:count]]
 
     def __repr__(self) -> str:
@@ -170,29 +166,26 @@ class ChosenLabels(NamedOutputs):
 
 
 def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
-    """Return the function from the output tensors of a sample, in their dtypes, to its answer.
-
-    Args:
-        opened: the bundle.
-        tensors: the outputs of the model, in the order of the manifest.
-    """
+    """Return the function from the output tensors of a sample, in their dtypes and in this order, to its answer."""
     labels = list(opened.labels)
     if opened.answers == "class":
         scores = class_scores(opened, tensors[0])
         return lambda outputs: Answer(scores(outputs[0]), labels)
     values = [_to_values(tensor) for tensor in tensors]
     shapes = [sample_shape(tensor.shape) for tensor in tensors]
-    if opened.detector is not None:
-        detector = opened.detector
-
-        def detected(outputs: Sequence[Array]) -> Any:
-            return detector(_reals(outputs, values, shapes), labels)
-
-        return detected
     names = [tensor.name for tensor in tensors]
-    if opened.answers == "labels":
-        return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
-    return lambda outputs: NamedOutputs(dict(zip(names, _reals(outputs, values, shapes))))
+
+    def arrays(outputs: Sequence[Array]) -> List[Array]:
+        return [decode(output).reshape(shape) for decode, output, shape in zip(values, outputs, shapes)]
+
+    def chosen(outputs: Sequence[Array]) -> ChosenLabels:
+        real = arrays(outputs)
+        return ChosenLabels(dict(zip(names, real)), _probabilities(real[0].ravel(), opened), labels)
+
+    detector = opened.detector
+    if detector is not None:
+        return lambda outputs: detector(arrays(outputs), labels)
+    return chosen if opened.answers == "labels" else lambda outputs: NamedOutputs(dict(zip(names, arrays(outputs))))
 
 
 def class_scores(opened: Bundle, tensor: TensorDescription) -> Callable[[Array], Array]:
@@ -223,12 +216,8 @@ def in_image(answer: Any, placed: AffineMap) -> Any:
 
 
 def to_json(answer: Any, count: int) -> Dict[str, Any]:
-    """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`; for objects also `box_format`.
-
-    Args:
-        answer: an `Answer`, `Detections` or `NamedOutputs`.
-        count: the largest number of classes, labels or objects.
-    """
+    """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`; for objects also `box_format`. It
+    has at most `count` classes, labels or objects."""
     if isinstance(answer, ChosenLabels):
         return {"labels": answer.rows(count)}
     if isinstance(answer, NamedOutputs):
@@ -243,12 +232,6 @@ def to_json(answer: Any, count: int) -> Dict[str, Any]:
 def to_npz(outputs: NamedOutputs) -> bytes:
     """Return outputs as the content of an .npz file: all values, by name."""
     return archive_of({name + ".npy": array_bytes(array) for name, array in outputs.arrays.items()})
-
-
-def _reals(
-    outputs: Sequence[Array], values: Sequence[Callable[[Array], Array]], shapes: Sequence[Tuple[int, ...]]
-) -> List[Array]:
-    return [decode(output).reshape(shape) for decode, output, shape in zip(values, outputs, shapes)]
 
 
 def _to_values(tensor: TensorDescription) -> Callable[[Array], Array]:
@@ -271,11 +254,6 @@ def _two_scores(value: Callable[[Array], Array], opened: Bundle) -> Callable[[Ar
         return np.concatenate([1 - likely, likely])
 
     return scores
-
-
-def _labelled(arrays: Dict[str, Array], opened: Bundle, labels: List[str]) -> ChosenLabels:
-    scores = next(iter(arrays.values())).ravel()
-    return ChosenLabels(arrays, _probabilities(scores, opened), labels)
 
 
 def _probabilities(values: Array, opened: Bundle) -> Array:

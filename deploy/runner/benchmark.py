@@ -33,6 +33,7 @@ from deploy.runner.runtime import InferenceSession
 
 MAX_RUNS = 1_000_000
 CHUNK_S = 0.5
+_PEAK = "peak resident memory of this process, including Python and numpy"
 Progress = Callable[[str], None]
 Reading = Dict[str, Any]
 """Temperatures, clock and throttling at one moment."""
@@ -48,7 +49,6 @@ class BenchmarkSettings:
         warmup: the number of inferences before the timed ones.
         soak_s: the duration of the soak; 0: no soak.
         meter: the file of a power meter (see `energy`).
-        cold: whether to measure the cold start.
     """
 
     runs: int = 200
@@ -124,7 +124,8 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
         "preprocessing": _preprocessing(model, sample) if names else missing("ms", "the bundle has no golden inputs"),
         "steady": _statistics(times),
         "trace": trace,
-        "memory": _memory(),
+        # Linux counts ru_maxrss in KiB.
+        "memory": measured(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "bytes", _PEAK),
         "energy_per_inference": energy_per_inference,
     }
     if settings.soak_s:
@@ -161,7 +162,6 @@ def _chunk_runs(duration_s: float, inference_s: float) -> int:
 def _measure(
     session: InferenceSession, tensors: Sequence[Array], settings: BenchmarkSettings, inference_s: float
 ) -> Tuple[Array, List[Reading]]:
-    """Return the times of all runs, and the readings between the chunks."""
     size = _chunk_runs(CHUNK_S, inference_s)
     chunks: List[Array] = []
     start = time.monotonic()
@@ -189,7 +189,6 @@ def _reading(at_s: float) -> Reading:
 
 
 def _statistics(times: Array) -> Dict[str, Measured]:
-    """Return percentiles of runs, medians of their parts, and the throughput."""
     parts = np.diff(times, axis=1) / 1e6
     runs = (times[:, 3] - times[:, 0]) / 1e6
     note = "%d runs: set the input, run, read the output" % len(times)
@@ -213,11 +212,6 @@ def _preprocessing(model: Model, sample: Array, runs: int = 20) -> Measured:
         times.append(time.perf_counter() - start)
     note = "one decoded sample %r, median of %d" % (list(sample.shape), runs)
     return measured(float(np.median(times)) * 1000, "ms", note)
-
-
-def _memory() -> Measured:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return measured(peak, "bytes", "peak resident memory of this process, including Python and numpy")
 
 
 def soak(session: InferenceSession, tensors: Sequence[Array], seconds: float) -> Dict[str, Any]:

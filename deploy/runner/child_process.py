@@ -19,9 +19,9 @@ class ChildResult(NamedTuple):
     """The end of a child process.
 
     Attributes:
-        reports: the maps that it reported, in their order.
-        stderr: what it and its libraries printed.
-        returncode: its exit code; negative: the signal that ended it; None: it was killed after the timeout.
+        reports: the maps that the child reported, in their order.
+        stderr: the text that the child and its libraries printed.
+        returncode: the exit code; negative: the signal that ended the child; None: it was killed after the timeout.
     """
 
     reports: List[Dict[str, Any]]
@@ -30,13 +30,7 @@ class ChildResult(NamedTuple):
 
 
 def run(module: str, content: bytes, timeout_s: float) -> ChildResult:
-    """Call `child` of a module in a child process.
-
-    Args:
-        module: the name of the module.
-        content: the standard input of the child.
-        timeout_s: the time limit.
-    """
+    """Call `child` of a module in a child process, which gets the content on standard input."""
     location = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # a folder, or runner.pyz
     process = subprocess.Popen(
         [sys.executable, "-c", _CODE, location, module],

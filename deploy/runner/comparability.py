@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 
 from deploy.contract.preprocessing import Array
 from deploy.runner import host as machine
+from deploy.runner.problems import SET_PERFORMANCE
 
 BUSY = 0.5
 """The load average per core above which a host is busy."""
 DRIFT = 1.10
 """The largest ratio between the medians of the last and the first third of a steady run."""
-HOT_C = 80.0
-"""The temperature at which boards with a Raspberry Pi or an i.MX 8M begin to throttle."""
 CLOCK_MOVED = 0.8
 """The smallest ratio between the lowest and the highest clock of a comparable run."""
 THROTTLING = {1: "under-voltage", 2: "frequency capped", 4: "throttled", 8: "soft temperature limit"}
 """The Raspberry Pi's bits for its present state: see `host.throttled`."""
-_PERFORMANCE = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 MEANING = {
     "usb_2": ("inputs and parameters take 3 to 10 times longer", "use a USB 3 port and its own cable"),
-    "powersave": ("the processor runs below its frequency", _PERFORMANCE),
+    "powersave": ("the processor runs below its frequency", SET_PERFORMANCE),
     "busy_host": ("other processes took part of the time", "stop other processes; list them with: top"),
     "throttled": ("the processor ran below its normal speed", "use a 5 V supply of 3 A or more, and cool the board"),
     "hot": ("hot processors are throttled", "cool the board, and measure again"),
-    "clock_moved": ("the runs were measured at different clocks", _PERFORMANCE),
+    "clock_moved": ("the runs were measured at different clocks", SET_PERFORMANCE),
     "not_steady": ("the host was not in a steady state", "measure again, with --seconds 30"),
 }
 """Effect and remedy of each kind."""
@@ -47,8 +45,9 @@ def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
     throttling = _throttling(readings)
     if throttling:
         reasons["throttled"] = "the board reports: %s" % ", ".join(throttling)
-    name, celsius = _hottest(readings)
-    if celsius >= HOT_C:
+    sensors = [sensor for row in readings for sensor in row["temperatures_c"].items()]
+    name, celsius = max(sensors, key=lambda sensor: sensor[1], default=("", 0.0))
+    if celsius >= machine.HOT_CPU_C:
         reasons["hot"] = "%s reached %.0f degrees" % (name, celsius)
     clocks = [row["clock_mhz"] for row in readings if row["clock_mhz"]]
     if clocks and min(clocks) < CLOCK_MOVED * max(clocks):
@@ -84,15 +83,3 @@ def _throttling(readings: List[Facts]) -> List[str]:
     for row in readings:
         bits |= row["throttled"] or 0
     return [name for bit, name in THROTTLING.items() if bits & bit]
-
-
-def _hottest(readings: List[Facts]) -> Tuple[str, float]:
-    """Return the name and the temperature of the hottest sensor."""
-    name = ""
-    celsius = 0.0
-    for row in readings:
-        for sensor, value in row["temperatures_c"].items():
-            if value > celsius:
-                name = sensor
-                celsius = value
-    return name, celsius

@@ -44,11 +44,8 @@ def check(opened: Bundle) -> None:
 def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE) -> Array:
     """Return a copy of an image with an answer drawn into it: uint8 [height, width, 3].
 
-    Args:
-        image: the decoded image, [height, width, 1 or 3] or [height, width], from 0 to 255.
-        answer: the answer of `Model` for this image.
-        opened: the bundle of the model: its task and its preprocessing.
-        least_score: objects with a lower score are left out.
+    The decoded image is [height, width, 1 or 3] or [height, width], from 0 to 255. Objects with a lower score than
+    `least_score` are left out.
 
     Raises:
         ImageError: the sample is not an image, the answer cannot be drawn, or Pillow is not installed.
@@ -97,11 +94,7 @@ def encoded(image: Array, suffix: str) -> bytes:
 
 
 def _canvas(image: Any) -> Array:
-    """Return a copy of an image as RGB: uint8 [height, width, 3].
-
-    Raises:
-        ImageError: the sample is not an image.
-    """
+    """Return a copy of an image as RGB: uint8 [height, width, 3]."""
     shape = getattr(image, "shape", ())
     if len(shape) == 2:
         image = image[..., np.newaxis]
@@ -123,11 +116,7 @@ def _labels(canvas: Array, answer: ChosenLabels) -> List[Caption]:
 
 
 def _position(opened: Any, canvas: Array) -> AffineMap:
-    """Return the position of the image in the input of the model.
-
-    Raises:
-        ImageError: a step of preprocessing destroys positions.
-    """
+    """Return the position of the image in the input of the model."""
     try:
         return input_map(opened.preprocessing, *canvas.shape[:2])
     except PreprocessingError as error:

@@ -42,7 +42,6 @@ class EnergyMeter:
 
         Raises:
             ArgumentError: the meter's file has a line without two numbers.
-            OSError: the meter's file cannot be read.
         """
         end = time.time()
         if self._meter is not None:

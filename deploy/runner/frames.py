@@ -45,11 +45,6 @@ def size_of(text: str) -> Tuple[int, int]:
 def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
     """Yield the frames of raw RGB pixels: uint8 [height, width, 3].
 
-    Args:
-        stream: a binary stream.
-        width: of a frame, in pixels.
-        height: of a frame, in pixels.
-
     Raises:
         ImageError: the last frame is not complete.
     """
@@ -67,11 +62,8 @@ def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
 def jpegs(stream: Any) -> Iterator[bytes]:
     """Yield the JPEG images of a stream, undecoded.
 
-    Args:
-        stream: a binary stream.
-
     Raises:
-        ImageError: something else is between them, one is larger than MAX_BYTES, or the last one is not complete.
+        ImageError: the stream has other data, an image larger than MAX_BYTES, or an incomplete image at its end.
     """
     reader = _Reader(stream)
     while reader.more():
@@ -82,12 +74,7 @@ def jpegs(stream: Any) -> Iterator[bytes]:
 
 
 def _jpeg(reader: _Reader) -> bytes:
-    """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1).
-
-    Raises:
-        EOFError: the stream ends before the image does.
-        ImageError: it is not a JPEG image, or too large.
-    """
+    """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1)."""
     parts = [reader.take(2)]
     if parts[0] != _START:
         hint = "let ffmpeg write them: -f image2pipe -c:v mjpeg -; or give --frame-size for raw pixels"
@@ -125,8 +112,6 @@ def _too_large() -> ImageError:
 
 
 class _Reader:
-    """Reads exact numbers of bytes from a stream."""
-
     def __init__(self, stream: Any) -> None:
         self._read = getattr(stream, "read1", stream.read)
         self._buffer = bytearray()
@@ -141,11 +126,7 @@ class _Reader:
         return bool(self._buffer) or self._fill()
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes.
-
-        Raises:
-            EOFError: there are fewer.
-        """
+        """Return the next bytes, or raise an EOFError if the stream ends before."""
         while len(self._buffer) < count:
             self._need()
         taken = bytes(self._buffer[:count])
@@ -156,8 +137,8 @@ class _Reader:
         """Return the bytes in front of the next marker that is not part of compressed data (ITU T.81, F.1.2.3).
 
         Raises:
-            EOFError: the stream ends before.
-            ImageError: there are more than `most`.
+            EOFError: the stream ends before the marker.
+            ImageError: more than `most` bytes are in front of the marker.
         """
         start = 0
         while True:

@@ -60,10 +60,9 @@ class GoldenDifference(NamedTuple):
     """The difference of one output from its golden output.
 
     Attributes:
-        name: the name of the output.
         steps: the largest difference in quantization steps; None if the output is not quantized.
         difference: the largest difference of the stored values.
-        share: the same as a fraction of the largest golden value.
+        share: `difference` as a fraction of the largest golden value.
         size: the number of values of a sample.
         sqnr_db: the ratio of the golden values to their differences, in dB.
     """
@@ -87,12 +86,7 @@ class GoldenDifference(NamedTuple):
 
 
 class SameAnswers(NamedTuple):
-    """How many answers of two models are equal.
-
-    Attributes:
-        share: the fraction of equal answers.
-        total: the number of answers.
-    """
+    """The fraction of equal answers of two models, and the number of all answers."""
 
     share: float
     total: int
@@ -243,7 +237,6 @@ def _same_answers(actual: Array, expected: Array, model: Model) -> SameAnswers:
 
 
 def _answers(outputs: Array, model: Model) -> List[Any]:
-    """Return the answers for stored outputs [n, values]."""
     tensors = model.session.outputs
     layout = TensorLayout.of(tensors)
     answers = []

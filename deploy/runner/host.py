@@ -1,4 +1,5 @@
-"""Facts of the host from the kernel's files: its Edge TPUs, processor, temperatures, memory and load.
+"""Facts of the host from the kernel's files: its Edge TPUs, processor, temperatures, memory and load, and the settings
+of a Raspberry Pi (config.txt).
 
 All files are read below a root folder (the environment variable CORALLINE_ROOT), so that the /sys and /proc of another
 machine can be examined. A fact that is not available is None or empty. It imports only the standard library.
@@ -18,6 +19,8 @@ USB_IDS = (("1a6e", "089a"), ("18d1", "9302"))
 """Vendor and product of the USB Accelerator, before and after its first use, which loads its firmware."""
 PCI_ID = ("0x1ac1", "0x089a")
 USB3_MBPS = 5000
+HOT_CPU_C = 80.0
+"""The temperature at which boards with a Raspberry Pi or an i.MX 8M begin to throttle."""
 ARM_PARTS = {
     "0xd03": "A53",
     "0xd04": "A35",
@@ -36,6 +39,9 @@ _HYPERVISORS = (
     ("kvm", "KVM"),
 )
 """The names that hypervisors write into /sys/class/dmi/id (sys_vendor and product_name)."""
+PI_CONFIGS = ("/boot/firmware/config.txt", "/boot/config.txt")
+"""Where config.txt is: since Raspberry Pi OS of Debian 12, and before."""
+_PI_5 = re.compile(r"Raspberry Pi (5|500|Compute Module 5)\b")
 HostFacts = Dict[str, Any]
 
 
@@ -45,16 +51,21 @@ def version_numbers(text: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
+def needs_numpy_1(runtime: str, version: str) -> bool:
+    """Return whether a runtime was built for numpy 1: tflite-runtime up to 2.14, the last one on the package index."""
+    return runtime == "tflite_runtime" and version_numbers(version)[:2] <= (2, 14)
+
+
 def default_root() -> str:
     """Return the folder that /sys, /proc and /dev are in."""
     return os.environ.get("CORALLINE_ROOT", "/")
 
 
 def text_of(*parts: str) -> Optional[str]:
-    """Return the first 64 KiB of a file without NUL bytes and spaces at its ends; None if it cannot be read."""
+    """Return the first MiB of a file without NUL bytes and spaces at its ends; None if it cannot be read."""
     try:
         with open(os.path.join(*parts), "rb") as stream:
-            return stream.read(65536).decode("utf-8", "replace").strip("\0 \n")
+            return stream.read(1 << 20).decode("utf-8", "replace").strip("\0 \n")
     except OSError:
         return None
 
@@ -281,3 +292,46 @@ def facts(root: Optional[str] = None) -> HostFacts:
         "edge_tpus": edge_tpus(root),
         "edge_tpu_clock": edge_tpu_clock(root),
     }
+
+
+def pi_model(root: str) -> str:
+    """Return the name of the board; empty if it is not a Raspberry Pi."""
+    name = text_of(root, "proc/device-tree/model") or ""
+    return name if "Raspberry Pi" in name else ""
+
+
+def is_pi_5(root: str) -> bool:
+    """Return whether this is a Raspberry Pi 5, 500 or Compute Module 5."""
+    return _PI_5.search(pi_model(root)) is not None
+
+
+def pi_config(root: str) -> str:
+    """Return the path of config.txt, without the root folder."""
+    paths = [path for path in PI_CONFIGS if os.path.exists(os.path.join(root, path[1:]))]
+    return (paths or ["/boot/config.txt"])[0]
+
+
+def pi_settings(root: str) -> List[str]:
+    """Return the lines of config.txt without comments, spaces and sections. Files that it includes are not read."""
+    text = text_of(root, pi_config(root)[1:]) or ""
+    lines = ("".join(line.partition("#")[0].split()) for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("[")]
+
+
+def has_pi_setting(root: str, start: str, *words: str) -> bool:
+    """Return whether a line of config.txt begins with `start` and contains all words."""
+    return any(line.startswith(start) and all(word in line for word in words) for line in pi_settings(root))
+
+
+def pi_usb_limited(root: str) -> Optional[bool]:
+    """Return whether the firmware limits the USB ports to 600 mA in total; None if it does not say.
+
+    The firmware of a Raspberry Pi 5 writes big-endian numbers of 32 bits into the device tree.
+    """
+    path = os.path.join(root, "proc/device-tree/chosen/power/usb_max_current_enable")
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read(4)
+    except OSError:
+        return None
+    return int.from_bytes(content, "big") == 0 if len(content) == 4 else None

@@ -53,10 +53,8 @@ class Model:
         library: libedgetpu, by name or path.
 
     Attributes:
-        bundle: the verified bundle.
-        role: the model in use.
-        content: its .tflite file.
-        session: this model in the runtime.
+        content: the .tflite file of the model in use.
+        session: the model in the runtime.
         trial: the result of the child process; None on the CPU.
         decode: the function from the output tensors of a sample, in their dtypes, to its answer. `Recognizer` replaces
             it.
@@ -120,10 +118,7 @@ class Model:
         """Return the detections of a large photo with small objects: the detector runs on each tile.
 
         The answers of the tiles are merged by non-maximum suppression, as the bundle says: see `deploy.runner.tiles`.
-
-        Args:
-            image: a decoded photo, see `__call__`.
-            grid: the tiles, for example `Tiles(rows=2, columns=3)`.
+        A grid is for example `Tiles(rows=2, columns=3)`.
 
         Raises:
             ArgumentError: the bundle is not a detector.
@@ -183,11 +178,7 @@ class Model:
         return [tensor.stored(part).reshape(tensor.shape) for tensor, part in zip(tensors, parts)]
 
     def _joined(self, sample: Any) -> Array:
-        """Return a sample as one array: as it is for one input, as a row for several.
-
-        Raises:
-            ImageError: the inputs are not those of the model.
-        """
+        """Return a sample as one array: as it is for one input, as a row for several."""
         layout = self._input_layout
         if isinstance(sample, (str, bytes, bytearray)):
             if self.bundle.decoding.text_bytes is None:
@@ -231,13 +222,8 @@ class Model:
     def answer(self, tensors: Sequence[Array], sample_shape: Sequence[int] = ()) -> Any:
         """Return the answer for the input tensors from `prepare`.
 
-        Args:
-            tensors: the input tensors.
-            sample_shape: the shape of the decoded image. Boxes and keypoints are then fractions of its height and
-                width; without it, they are fractions of the model's input.
-
-        Raises:
-            ImageError: a tensor has another shape or type.
+        Boxes and keypoints are fractions of the height and width in `sample_shape`, the shape of the decoded image;
+        without a shape, they are fractions of the model's input.
         """
         answer = self.decode(self.run(tensors))
         return in_image(answer, self._placed(sample_shape)) if self._moves and len(sample_shape) else answer
@@ -269,7 +255,6 @@ class Model:
         return self.decode(outputs)
 
     def _error(self, error: Exception) -> Exception:
-        """Return the named error for an exception of the runtime."""
         text = runtime.first_line(error)
         if self.session.interpreter is None:
             return ArgumentError("the model is closed", "create a new Model")

@@ -37,20 +37,11 @@ class DrawnFiles:
         _refuse_samples(self._planned, sources)
 
     def path(self, index: int, name: str) -> str:
-        """Return the path of the image of a sample.
-
-        Args:
-            index: the number of the sample, from 0.
-            name: its name.
-        """
+        """Return the path of the image of a sample."""
         return self._planned[index] if self._planned else os.path.join(self._folder, _image_name(name))
 
     def create_folder(self) -> None:
-        """Create the folder if there is none.
-
-        Raises:
-            OSError: it cannot be created.
-        """
+        """Create the folder if there is none."""
         folder = self._folder if not self._planned else os.path.dirname(self._planned[0])
         os.makedirs(folder or os.curdir, exist_ok=True)
 

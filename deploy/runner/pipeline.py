@@ -85,21 +85,13 @@ class _Channel:
 
 
 class _Sample:
-    """A sample on its way.
-
-    Args:
-        tensors: its tensors by name.
-
-    Attributes:
-        tensors: its tensors by name.
-        entered: the time of `time.perf_counter` when it entered the pipeline.
-    """
+    """The tensors of a sample by name, and the time of `time.perf_counter` when it entered the pipeline."""
 
     __slots__ = ("entered", "tensors")
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = dict(tensors)
-        self.entered = 0.0
+        self.entered = time.perf_counter()
 
 
 class LoadedSegment:
@@ -107,13 +99,8 @@ class LoadedSegment:
 
     Args:
         name: its name in messages, such as its file.
-        session: the loaded model.
 
     Attributes:
-        name: see above.
-        session: see above.
-        inputs: the names of its inputs.
-        outputs: the names of its outputs.
         times: the seconds of its last inferences, with setting inputs and reading outputs.
     """
 
@@ -138,15 +125,13 @@ class SegmentPipeline:
     Args:
         copies: the segments of each copy, in order. All copies have the same segments, on different devices.
         waiting: the number of samples in the queue of each segment.
-        outputs: the names of the outputs of the whole model; none: those that no other segment reads.
+        outputs: the names of the outputs of the whole model; empty: the outputs that no other segment reads.
 
     Attributes:
-        copies: see above.
         inputs: the descriptions of the inputs of the whole model.
-        outputs: the names of the outputs of the whole model.
 
     Raises:
-        ArgumentError: there are no segments, or a segment needs a tensor that none before it has.
+        ArgumentError: there are no segments, or a segment needs a tensor that a later segment computes.
     """
 
     def __init__(
@@ -256,14 +241,6 @@ class SegmentPipeline:
 
 
 class _Run:
-    """The threads and channels of one stream.
-
-    Args:
-        copies: the segments of each copy.
-        samples: the samples.
-        waiting: the limit of each channel.
-    """
-
     def __init__(self, copies: Sequence[Sequence[LoadedSegment]], samples: Iterable[Tensors], waiting: int) -> None:
         self._channels = [[_Channel(waiting) for _ in range(len(copy) + 1)] for copy in copies]
         self._needed = {name for segment in copies[0] for name in segment.inputs}
@@ -285,9 +262,7 @@ class _Run:
                 missing = self._needed - set(tensors)
                 if missing:
                     raise ArgumentError("a sample has no input %s" % sorted(missing)[0], "give every input by its name")
-                sample = _Sample(tensors)
-                sample.entered = time.perf_counter()
-                self._channels[turn][0].put(sample)
+                self._channels[turn][0].put(_Sample(tensors))
                 turn = (turn + 1) % len(self._channels)
         except _ClosedError:
             return
@@ -297,11 +272,7 @@ class _Run:
             self._channels[turn][0].put(item)
 
     def results(self) -> Iterator[_Sample]:
-        """Yield the samples with their outputs, in order.
-
-        Raises:
-            Exception: that of the samples, or of a segment.
-        """
+        """Yield the samples with their outputs, in order."""
         turn = 0
         while True:
             item = self._channels[turn][-1].get()

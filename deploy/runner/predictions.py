@@ -61,12 +61,7 @@ class RunSettings:
 
 
 class Prediction(NamedTuple):
-    """The answer for one sample.
-
-    Attributes:
-        row: for JSON.
-        line: as text.
-    """
+    """The answer for one sample, as a row for JSON and as a line of text."""
 
     row: Row
     line: str
@@ -94,19 +89,14 @@ def parsed(arguments: Any) -> RunSettings:
 
 
 def run(model: Model, settings: RunSettings, show: Show) -> Row:
-    """Run a model on samples; return the answers for JSON. Those of a stream are only shown and counted.
+    """Run a model on samples; return the answers for JSON. The answers for a stream are only shown and counted.
 
-    Of several files, those that cannot be used get an error instead of an answer; `failed` then has their number.
-
-    Args:
-        model: the model.
-        settings: the settings.
-        show: prints a line: each answer as text, or the answers of a stream as JSON.
+    If one of several files cannot be used, it gets an error instead of an answer; `failed` has their number.
+    `show` prints a line: each answer as text, or the answers for a stream as JSON.
 
     Raises:
         ArgumentError: the settings do not suit the bundle.
         ImageError: the only sample, or a frame of a stream, cannot be used.
-        OSError: a file cannot be read or written.
     """
     if settings.tiles is not None:
         tiles.refuse_others(model.bundle)
@@ -154,7 +144,6 @@ def _samples(model: Model, settings: RunSettings, files: Sequence[str]) -> Itera
 
 
 def _target(model: Model, settings: RunSettings, files: Sequence[str]) -> Optional[DrawnFiles]:
-    """Return the files to draw into; None without `draw`."""
     if settings.draw is None:
         return None
     drawing.check(model.bundle)
@@ -196,7 +185,6 @@ def _row_text(row: Row, count: int) -> str:
 
 
 def _values_text(values: Any, count: int) -> str:
-    """Return the first values of nested lists as text."""
     while isinstance(values, list) and values and isinstance(values[0], list):
         values = values[0]
     if not isinstance(values, list):

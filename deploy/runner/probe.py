@@ -44,10 +44,8 @@ class ProbeResult:
 
     Attributes:
         seconds: the time from the start of the child to the beginning of each step; `end`: to the end of the last one.
-        step: the last step that began.
         error: `type` and `text` of an exception; for a `DeviceError` also `kind`, `hint` and `exit_code`.
         returncode: see `ChildResult`.
-        libedgetpu: the version that the library reports.
         stderr: the last lines that the libraries printed.
     """
 
@@ -65,13 +63,7 @@ class ProbeResult:
 
 
 def run(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-    """Load a model and run it once, in a child process.
-
-    Args:
-        content: the .tflite file.
-        options: where and how it runs.
-        timeout_s: the time limit.
-    """
+    """Load a .tflite file and run the model once, in a child process."""
     header = json.dumps(dataclasses.asdict(options)).encode() + b"\n"
     started = time.monotonic()
     return _result(child_process.run("deploy.runner.probe", header + content, timeout_s), started)
@@ -182,7 +174,6 @@ def _ours(error: Dict[str, Any]) -> DeviceError:
 
 
 def _last_success(outcome: ProbeResult) -> str:
-    """Return the last step that succeeded, as text."""
     done = ["python"] + [step for step in STEPS if step in outcome.seconds and step != outcome.step]
     return _WORDS[done[-1]]
 
@@ -230,7 +221,6 @@ def _matching(device: str) -> List[Dict[str, Any]]:
 
 
 def _holders(tpus: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the processes that have one of these Edge TPUs open."""
     return [holder for tpu in tpus if tpu["node"] for holder in host.holders(tpu["node"])]
 
 

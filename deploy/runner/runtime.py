@@ -10,6 +10,7 @@ The signature of the interpreter shows which options a runtime has; its version 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -20,7 +21,7 @@ import numpy as np
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, as_row
-from deploy.runner.host import version_numbers
+from deploy.runner.host import needs_numpy_1, version_numbers
 
 LIBRARY = "libedgetpu.so.1"
 CUSTOM_OP = "edgetpu-custom-op"
@@ -39,7 +40,6 @@ class RuntimeOptions:
 
     Attributes:
         device: `cpu`, or a device name of libedgetpu: `` (any Edge TPU), `usb`, `pci`, `usb:0`, `pci:1`, `:0`.
-        threads: the number of CPU threads.
         kernels: a key of RESOLVERS; runtimes before 2.5 only have `default`.
         library: the name or path of libedgetpu.
         keep: whether intermediate tensors can be read after an inference.
@@ -63,10 +63,8 @@ class Runtime:
     """An imported TFLite runtime.
 
     Attributes:
-        name: the name of its package.
-        version: the version of its package.
-        module: its `interpreter` module.
-        arguments: the argument names of its `Interpreter`.
+        module: the `interpreter` module of the package.
+        arguments: the argument names of the `Interpreter`.
     """
 
     name: str
@@ -95,32 +93,12 @@ class Runtime:
         return {"name": self.name, "version": self.version, "numpy": np.__version__, "kernels": list(self.kernels())}
 
 
-def _litert() -> Tuple[Any, Any]:
-    import ai_edge_litert
-    from ai_edge_litert import interpreter
-
-    return ai_edge_litert, interpreter
-
-
-def _tflite_runtime() -> Tuple[Any, Any]:
-    import tflite_runtime
-    from tflite_runtime import interpreter
-
-    return tflite_runtime, interpreter
-
-
-def _tensorflow() -> Tuple[Any, Any]:
-    import tensorflow
-    from tensorflow.lite.python import interpreter
-
-    return tensorflow, interpreter
-
-
-_IMPORTS: Dict[str, Callable[[], Tuple[Any, Any]]] = {
-    "ai_edge_litert": _litert,
-    "tflite_runtime": _tflite_runtime,
-    "tensorflow": _tensorflow,
+_INTERPRETERS = {
+    "ai_edge_litert": "interpreter",
+    "tflite_runtime": "interpreter",
+    "tensorflow": "lite.python.interpreter",
 }
+"""The module of the interpreter in each package, in the order of preference."""
 
 
 def find() -> Runtime:
@@ -130,13 +108,14 @@ def find() -> Runtime:
         RuntimeLibraryError: no runtime is installed, or it cannot be imported.
     """
     selected = os.environ.get("CORALLINE_RUNTIME", "")
-    if selected and selected not in _IMPORTS:
-        allowed = ", ".join(_IMPORTS)
+    if selected and selected not in _INTERPRETERS:
+        allowed = ", ".join(_INTERPRETERS)
         raise ArgumentError("CORALLINE_RUNTIME is %r" % selected, "set it to one of: %s" % allowed)
     broken = []
-    for name in [selected] if selected else list(_IMPORTS):
+    for name in [selected] if selected else list(_INTERPRETERS):
         try:
-            package, module = _IMPORTS[name]()
+            package = importlib.import_module(name)
+            module = importlib.import_module("%s.%s" % (name, _INTERPRETERS[name]))
         except ImportError as error:
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
                 broken.append("%s is installed but cannot be imported: %s" % (name, first_line(error)))
@@ -168,16 +147,10 @@ class InferenceSession:
 
     Args:
         runtime: the runtime, from `find`.
-        content: the .tflite file.
-        options: where and how it runs.
-        delegate: the delegate, from `load_delegate`; None: load it.
+        delegate: the delegate, from `load_delegate`; None: the session loads it.
 
     Attributes:
-        interpreter: the interpreter of the runtime.
-        inputs: the descriptions of the input tensors.
         outputs: the descriptions of the output tensors, in the order of the model or of `arrange`.
-        input_indices: the indices of the input tensors.
-        output_indices: the indices of the output tensors.
         views: functions that return the memory of each input tensor. The runtime refuses to run while a reference to
             this memory exists.
 
@@ -274,7 +247,8 @@ def allocated_interpreter(runtime: Runtime, content: bytes, options: RuntimeOpti
         EdgeTpuError: the model is compiled for the Edge TPU, and it has no delegate.
         RuntimeLibraryError: the runtime does not work, or does not have these kernels.
     """
-    _check_numpy(runtime)
+    if needs_numpy_1(runtime.name, runtime.version) and version_numbers(np.__version__)[:1] >= (2,):
+        raise _numpy_2(runtime)
     arguments: Dict[str, Any] = {"model_content": content}
     if "num_threads" in runtime.arguments:
         arguments["num_threads"] = options.threads
@@ -293,13 +267,6 @@ def allocated_interpreter(runtime: Runtime, content: bytes, options: RuntimeOpti
     except (ValueError, RuntimeError, SystemError) as error:
         raise load_error(runtime, error)
     return interpreter
-
-
-def _check_numpy(runtime: Runtime) -> None:
-    """Refuse numpy 2 for tflite-runtime up to 2.14, the last one on the package index: it was built for numpy 1."""
-    old = runtime.name == "tflite_runtime" and version_numbers(runtime.version)[:2] <= (2, 14)
-    if old and version_numbers(np.__version__)[:1] >= (2,):
-        raise _numpy_2(runtime)
 
 
 def _numpy_2(runtime: Runtime) -> RuntimeLibraryError:

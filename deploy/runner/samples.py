@@ -30,13 +30,8 @@ def listed(paths: Sequence[str], decoding: Decoding = AS_THEY_ARE) -> List[str]:
     Of a folder, the files with a suffix of a sample are taken. Hidden files are not: systems put files of their own
     next to photos.
 
-    Args:
-        paths: files and folders.
-        decoding: how the model takes samples.
-
     Raises:
         ArgumentError: a folder has no samples.
-        OSError: a folder cannot be read.
     """
     suffixes = IN_FOLDERS if decoding.text_bytes is None else TEXTS_IN_FOLDERS
     files: List[str] = []
@@ -48,16 +43,12 @@ def listed(paths: Sequence[str], decoding: Decoding = AS_THEY_ARE) -> List[str]:
 def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None) -> Iterator[Tuple[str, Any]]:
     """Yield samples with their names, one at a time: a video may have no end.
 
-    Args:
-        paths: files; or STDIN for the frames of a video, or for lines of text if the model takes texts. Without any:
-            the golden inputs of the bundle.
-        opened: the bundle.
-        frame_size: WIDTHxHEIGHT of raw frames in STDIN; None: they are JPEG images.
+    The paths are files, or STDIN alone: the frames of a video (JPEG images, or raw frames of `frame_size`,
+    WIDTHxHEIGHT), or lines of text for a model that takes texts. Without paths: the golden inputs of the bundle.
 
     Raises:
         ArgumentError: there are no samples, or STDIN is not alone.
         ImageError: a sample cannot be decoded.
-        OSError: a file cannot be read.
     """
     if frame_size is not None and list(paths) != [STDIN]:
         raise ArgumentError("--frame-size belongs to frames from stdin", "name - as the only sample")
@@ -96,12 +87,7 @@ def _in_folder(folder: str, suffixes: Tuple[str, ...]) -> List[str]:
 
 
 def _lines(size: int) -> Iterator[Tuple[str, Any]]:
-    """Yield the lines of stdin as texts of `size` bytes, without blank lines. A long line is cut.
-
-    Raises:
-        ArgumentError: stdin is closed.
-        ImageError: there are no lines.
-    """
+    """Yield the lines of stdin as texts of `size` bytes, without blank lines. A long line is cut."""
     if sys.stdin is None:
         raise ArgumentError("stdin is closed", "send lines of text to it")
     number = text_count = 0
@@ -120,12 +106,7 @@ def _lines(size: int) -> Iterator[Tuple[str, Any]]:
 
 
 def _frames(decoding: Decoding, frame_size: Optional[str]) -> Iterator[Tuple[str, Any]]:
-    """Yield the frames of stdin, decoded. An error names the frame.
-
-    Raises:
-        ArgumentError: the size of frames is invalid, or stdin is closed.
-        ImageError: a frame is damaged, or there are no frames.
-    """
+    """Yield the frames of stdin, decoded. An error names the frame."""
     if sys.stdin is None:
         raise ArgumentError("stdin is closed", "send the frames of a video to it")
     stream = sys.stdin.buffer
@@ -136,22 +117,18 @@ def _frames(decoding: Decoding, frame_size: Optional[str]) -> Iterator[Tuple[str
     while True:
         try:
             frame = next(encoded, None)
-            decoded = None if frame is None else _decoded(frame, decoding)
+            if isinstance(frame, bytes):
+                frame = pictures.decode(frame, decoding.image_channels, images.MAX_PIXELS, decoding.orientation)
+            elif frame is not None and decoding.image_channels == 1:
+                frame = pictures.to_grey(frame)
         except ImageError as error:
             raise ImageError("frame %d of stdin: %s" % (number + 1, error.what), error.hint)
-        if decoded is None:
+        if frame is None:
             break
         number += 1
-        yield "frame-%06d" % number, decoded
+        yield "frame-%06d" % number, frame
     if number == 0:
         raise ImageError("stdin has no frames", "look at the messages of the program that writes to it")
-
-
-def _decoded(frame: Any, decoding: Decoding) -> Any:
-    """Return a frame as an image: of the bytes of a JPEG image, or of raw pixels."""
-    if isinstance(frame, bytes):
-        return pictures.decode(frame, decoding.image_channels, images.MAX_PIXELS, decoding.orientation)
-    return pictures.to_grey(frame) if decoding.image_channels == 1 else frame
 
 
 def read(path: str, decoding: Decoding) -> Any:
@@ -159,7 +136,6 @@ def read(path: str, decoding: Decoding) -> Any:
 
     Raises:
         ImageError: the file cannot be decoded.
-        OSError: the file cannot be read.
     """
     if path.lower().endswith(".npy"):
         return _array(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription
@@ -56,8 +58,8 @@ def load(
 
     Args:
         paths: the folder of the segments, or their files in order.
-        devices: the device of each segment, as in `RuntimeOptions`, or one for all. Twice or more as many as segments:
-            as many copies. None: the Edge TPUs :0, :1, … for compiled segments, else the CPU.
+        devices: the device of each segment, as in `RuntimeOptions`, or one device for all. Two or more devices for each
+            segment make two or more copies. Empty: the Edge TPUs :0, :1, … for compiled segments, the CPU for others.
         threads: the number of CPU threads of each segment.
         library: libedgetpu, by name or path.
         waiting: the number of samples in the queue of each segment.
@@ -66,9 +68,9 @@ def load(
     Raises:
         ArgumentError: the files are not the segments of one model, or the number of devices is wrong.
         LoadError, EdgeTpuError, RuntimeLibraryError: a segment cannot be loaded, or does not run.
-        OSError: a file cannot be read.
     """
-    files, outputs = _files(paths, _wants_compiled(devices))
+    compiled = any(device != "cpu" for device in devices) or (not devices and bool(host.edge_tpus()))
+    files, outputs = _files(paths, compiled)
     chosen = _devices(files, devices)
     copies = []
     runtime = find()
@@ -87,10 +89,6 @@ def load(
             segments.append(LoadedSegment(os.path.basename(path), session))
         copies.append(segments)
     return SegmentPipeline(copies, waiting, outputs)
-
-
-def _wants_compiled(devices: Sequence[str]) -> bool:
-    return any(device != "cpu" for device in devices) or (not devices and bool(host.edge_tpus()))
 
 
 def _files(paths: Sequence[str], compiled: bool) -> Tuple[List[str], List[str]]:
@@ -134,7 +132,6 @@ def _outputs(path: str) -> List[str]:
 
 
 def _devices(files: Sequence[str], devices: Sequence[str]) -> List[str]:
-    """Return a device for each segment of each copy."""
     if not devices:
         compiled = [path.endswith("_edgetpu.tflite") for path in files]
         return [":%d" % index if is_compiled else "cpu" for index, is_compiled in enumerate(compiled)]
@@ -190,10 +187,6 @@ def _random(tensor: TensorDescription, random: Any) -> Array:
 
 def _save(path: str, results: Sequence[Dict[str, Array]]) -> None:
     """Write outputs as an .npz file, one array [n, …] for each output, atomically."""
-    import io
-
-    from deploy.contract.durable_files import write_atomically
-
     stacked: Dict[str, Any] = {name: np.stack([row[name] for row in results]) for name in results[0]}
     stream = io.BytesIO()
     np.savez(stream, **stacked)

@@ -51,13 +51,7 @@ def file_error(error: OSError) -> DeviceError:
 
 
 def address_error(error: OSError, address: Any, is_path: bool) -> DeviceError:
-    """Return the error for an address that the service cannot listen on.
-
-    Args:
-        error: the error of the socket.
-        address: the path of a Unix socket, or host and port.
-        is_path: whether it is the path.
-    """
+    """Return the error for an address that the service cannot listen on: a Unix socket's path, or host and port."""
     if is_path:
         causes = dict(_CAUSES)
         causes[errno.EADDRINUSE] = _ADDRESS_CAUSES[errno.EADDRINUSE]

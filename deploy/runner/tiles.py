@@ -123,14 +123,7 @@ def parsed(text: str, overlap: Optional[float] = None) -> Tiles:
 
 
 def refuse_others(opened: Any) -> None:
-    """Refuse bundles of other tasks than detection.
-
-    Args:
-        opened: the bundle.
-
-    Raises:
-        ArgumentError: the bundle is not a detector.
-    """
+    """Raise an ArgumentError for a bundle of another task than detection."""
     if opened.detector is None:
         what = "tiles are for detectors, and the task of this bundle is %s; allowed: detection" % opened.task
         raise ArgumentError(what, "run the model on the whole image")
@@ -145,13 +138,9 @@ def detect(
 ) -> Detections:
     """Return the detections of all tiles of a photo as one answer, in fractions of the photo.
 
-    Args:
-        model: the detector: the detections of an image, in fractions of it.
-        image: the decoded photo, [height, width, channels] or [height, width].
-        tiles: the tiles.
-        specification: of the detector: `overlap`, `most` and `class_agnostic`.
-        position: the position of an image of this height and width in the input of the model, of which the detector
-            sees no more. By default it sees the whole image.
+    The model returns the detections of an image in fractions of the image; its specification has `overlap`, `most` and
+    `class_agnostic`. `position` returns the position of an image of a height and width in the input of the model, of
+    which the detector sees no more; by default, the detector sees the whole image.
 
     Raises:
         ImageError: the image has another shape, or a tile cannot be used.
@@ -175,12 +164,8 @@ def detect(
 def merged(detections: Detections, cut: Array, overlap: float, most: int, class_agnostic: bool = False) -> Detections:
     """Return detections of one photo without those that show the same object again.
 
-    Args:
-        detections: the detections of all tiles, in any order, in fractions of the photo.
-        cut: bool [k]: the box ends at the inner edge of its tile.
-        overlap: the intersection over union above which two boxes are the same object.
-        most: the largest number of detections.
-        class_agnostic: whether boxes of different classes are compared too.
+    `cut` says which boxes end at the inner edge of their tile: bool [k]. Two boxes with an intersection over union
+    above `overlap` are the same object, if they are of one class or `class_agnostic` is set.
     """
     order = np.argsort(-detections.scores, kind="mergesort")[:CANDIDATES]
     detections = detections.taken(order)
@@ -190,18 +175,13 @@ def merged(detections: Detections, cut: Array, overlap: float, most: int, class_
 
 
 def _fragments(boxes: Array, groups: Array, scores: Array, cut: Array) -> Array:
-    """Return which boxes are parts of an object that another box shows with more of it: bool [k].
+    """Return which boxes are parts of an object of which another box shows more: bool [k].
 
-    The other box is complete, or larger: of two fragments of one object, the larger one remains.
-
-    Args:
-        boxes: float32 [k, 4].
-        groups: int64 [k]: boxes of different groups are different objects.
-        scores: float32 [k].
-        cut: bool [k].
+    The other box is complete, or larger: of two fragments of one object, the larger one remains. Boxes of different
+    groups are different objects.
     """
     result = np.zeros(len(boxes), bool)
-    areas = _sizes(boxes)
+    areas = np.prod(np.asarray(boxes[:, 2:], np.float64) - boxes[:, :2], axis=1)
     cut_indices = np.flatnonzero(cut)
     for start in range(0, len(cut_indices), _BLOCK):
         block = cut_indices[start : start + _BLOCK]
@@ -214,12 +194,7 @@ def _fragments(boxes: Array, groups: Array, scores: Array, cut: Array) -> Array:
 
 
 def _is_cut(boxes: Array, seen: Array) -> Array:
-    """Return which boxes end at an edge of their tile that is not an edge of the photo: bool [k].
-
-    Args:
-        boxes: float32 [k, 4], in fractions of the photo.
-        seen: the part of the photo that the detector has seen: [4], in the same fractions.
-    """
+    """Return which boxes [k, 4] end at an edge of the part `seen` [4] that is not an edge of the photo: bool [k]."""
     sizes = np.tile(seen[2:] - seen[:2], 2)
     signs = np.array([1, 1, -1, -1])
     is_inner = np.where(signs > 0, seen > 1e-6, seen < 1 - 1e-6)
@@ -268,10 +243,6 @@ def _along(length: int, count: int, overlap: float) -> Tuple[List[int], int]:
     needed = 1 + int(np.ceil((length - size) / max(size * (1 - overlap), 1) - 1e-9))
     count = min(count, needed)
     return [int(start) for start in np.rint(np.linspace(0, length - size, count))], size
-
-
-def _sizes(boxes: Array) -> Array:
-    return np.prod(np.asarray(boxes[:, 2:], np.float64) - boxes[:, :2], axis=1)
 
 
 def _is_integer(value: Any) -> bool:

@@ -31,7 +31,6 @@ def update(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
         ArgumentError: the options do not fit together.
         TrustError: something was refused. The current release stays.
         UpdateError: another deployment works in the folder, or a file is damaged.
-        OSError: a file cannot be read or written.
     """
     if bool(arguments.install) != bool(arguments.to):
         raise ArgumentError("--install and --to belong together", "pass both, or none of them")

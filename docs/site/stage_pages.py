@@ -13,7 +13,7 @@ from compress.core.artifact import Kind
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.tasks import TASKS
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.base import Refusal, Use
 
 EXAMPLES = {
     "train": """\

@@ -28,8 +28,7 @@ from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKey
 from compress.pipeline.search_section import SearchSettings  # noqa: E402
 from compress.surface.cli import manual  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
-from compress.tasks.base import Task  # noqa: E402
-from compress.tasks.refusal import Refusal, Use  # noqa: E402
+from compress.tasks.base import Refusal, Task, Use  # noqa: E402
 from deploy.contract import bundle as device_bundle  # noqa: E402
 from deploy.contract import errors as device_errors  # noqa: E402
 from deploy.contract import preprocessing  # noqa: E402

@@ -12,7 +12,6 @@ from paths import ROOT
 
 from deploy.doctor import command as doctor
 from deploy.doctor import pcie as doctor_pcie
-from deploy.doctor import raspberry_pi
 from deploy.doctor.command import Facts
 from deploy.runner import host, problems
 from deploy.runner.problems import PROBLEMS, Finding
@@ -365,10 +364,10 @@ def test_container_and_machine_are_facts_of_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_config_txt_of_older_systems(tmp_path: Path) -> None:
-    assert raspberry_pi.config(str(tmp_path)) == "/boot/config.txt"
+    assert host.pi_config(str(tmp_path)) == "/boot/config.txt"
     write(tmp_path, {"boot/config.txt": "a=1", "boot/firmware/config.txt": "[pi5]\n b = 2 # c\n"})
-    assert raspberry_pi.config(str(tmp_path)) == "/boot/firmware/config.txt"
-    assert raspberry_pi.settings(str(tmp_path)) == ["b=2"]
+    assert host.pi_config(str(tmp_path)) == "/boot/firmware/config.txt"
+    assert host.pi_settings(str(tmp_path)) == ["b=2"]
 
 
 def test_every_problem_can_be_said() -> None:

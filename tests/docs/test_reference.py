@@ -14,7 +14,7 @@ from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.surface.cli import main
 from compress.tasks import TASKS
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import command_pages

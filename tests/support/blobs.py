@@ -81,3 +81,13 @@ class Noting(Silence):
 def context(data: Blobs, folder: Path, seed: int = 0) -> Context:
     nothing = Artifact("", Kind.KERAS, folder, {}, {}, 0)
     return Context("test", folder, data, nothing, load("cpu"), seed, False, Silence())
+
+
+def bars(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return images with a bright rectangle in a corner, and its height and width in pixels."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 9, (samples, 2))
+    images = random.random((samples, 8, 8, 1), np.float32) * 0.1
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:height, :width] += 0.9
+    return images, sizes

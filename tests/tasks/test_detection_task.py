@@ -15,10 +15,10 @@ from compress.data.types import Objects, Split
 from compress.learning.training.batches import Augment
 from compress.learning.training.loop import fit, own_loss
 from compress.pipeline.stages.train import Train
-from compress.tasks.anchor_matching import match
 from compress.tasks.base import Draws
-from compress.tasks.detection import Detection, DetectionHead, augmentation, padded
-from compress.tasks.detection_augmentation import _moved_objects
+from compress.tasks.detection import Detection, padded
+from compress.tasks.detection_head import DetectionHead, match
+from compress.tasks.moved_images import _moved_objects, augmentation
 from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
@@ -102,6 +102,7 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
+
     keras.utils.set_random_seed(0)
     layers = keras.layers
     image = keras.Input((8, 8, 1))
@@ -137,20 +138,19 @@ def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
     head_of = Detection().head
-
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
-    for sizes, message in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\], scores \[5, 2\]")):
+    fitting = outputs(keras, 5, 4, 2)
+    for model, specification, message in (
+        (outputs(keras, 5, 4), TWO, "1 outputs; allowed: 2 outputs"),
+        (outputs(keras, 5, 2, 4), TWO, r"boxes \[5, 4\], scores \[5, 2\]"),
+        (outputs(keras, 6, 4, 2), TWO, r"shapes \[6, 4\], \[6, 2\]"),
+        (outputs(keras, 5, 4, 2, sigmoid=True), TWO, "probabilities; set `scores: probabilities`"),
+        (fitting, None, r"the anchors of the model are not known; describe them under model.detector"),
+        (fitting, {**TWO, "map": 1}, "unknown key 'map'"),
+    ):
         with pytest.raises(ModelError, match=message):
-            head_of(outputs(keras, 5, *sizes), data, TWO)
-    with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):
-        head_of(outputs(keras, 6, 4, 2), data, TWO)
-    with pytest.raises(ModelError, match="probabilities; set `scores: probabilities`"):
-        head_of(outputs(keras, 5, 4, 2, sigmoid=True), data, TWO)
-    with pytest.raises(ModelError, match=r"the anchors of the model are not known; describe them under model.detector"):
-        head_of(outputs(keras, 5, 4, 2), data, None)
-    with pytest.raises(ModelError, match="unknown key 'map'"):
-        head_of(outputs(keras, 5, 4, 2), data, {**TWO, "map": 1})
+            head_of(model, data, specification)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from blobs import bars
 
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 
-SAMPLES = 240
 BUILDER = """
 import keras
 
@@ -78,14 +78,10 @@ measure: {{latency: {{runs: 3}}, sensitivity: {{samples: 32}}}}
 
 @dataclass(frozen=True)
 class Case:
-    """A task with its data.
+    """A task, a function of BUILDER, and a function from images and sizes of bars to labels.
 
     Attributes:
-        task: its name.
-        builder: the function of BUILDER.
-        labels: a function from images and sizes of bars to labels.
         least: the value that the first metric of the int8 file must exceed.
-        source: further settings of the data source.
         drawn: whether the report has examples with drawn answers.
     """
 
@@ -95,16 +91,6 @@ class Case:
     least: float
     source: str = ""
     drawn: bool = False
-
-
-def bars() -> tuple[np.ndarray, np.ndarray]:
-    """Return images with a bright rectangle in a corner, and its height and width in pixels."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(1, 9, (SAMPLES, 2))
-    images = random.random((SAMPLES, 8, 8, 1), np.float32) * 0.1
-    for image, (height, width) in zip(images, sizes, strict=True):
-        image[:height, :width] += 0.9
-    return images, sizes
 
 
 CASES = [
@@ -128,11 +114,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task}-{case.builder}")
 @pytest.mark.essential
 def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -> None:
-    images, sizes = bars()
+    images, sizes = bars(240)
     np.savez(tmp_path / "data.npz", x=images, y=case.labels(images, sizes))
     (tmp_path / "net.py").write_text(BUILDER)
-    text = PIPELINE.format(builder=case.builder, task=case.task, source=case.source)
-    (tmp_path / "p.yaml").write_text(text)
+    (tmp_path / "p.yaml").write_text(PIPELINE.format(builder=case.builder, task=case.task, source=case.source))
     record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
     assert record["status"] == "ok"
     metric = record["metrics"][0]

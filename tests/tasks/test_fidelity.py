@@ -41,9 +41,6 @@ def test_classifiers_are_compared_by_their_largest_output() -> None:
 def test_detectors_are_compared_by_the_objects_that_both_find(actual: np.ndarray, share: float) -> None:
     expected = row(4, NOTHING, NOTHING, 4)
     assert ByObjects(Detector(ANCHORS)).same(expected, actual) == pytest.approx([share])
-
-
-def test_two_that_find_nothing_agree() -> None:
     nothing = row(NOTHING, NOTHING, NOTHING, NOTHING)
     assert ByObjects(Detector(ANCHORS)).same(nothing, nothing).tolist() == [1]
 

@@ -50,9 +50,8 @@ def test_a_result_without_value_is_not_usable(metric: Metric, numbers: tuple[flo
 
 
 def test_a_useful_result_has_no_reason() -> None:
-    assert not against_constant(ACCURACY, values(0.3, 0.9, 0.7), 100)
-    assert not against_constant(ERROR, values(2.0, 0.5, 0.6), 100)
-    assert not against_constant(ACCURACY, values(0.3, 0.2, 0.5), 100)  # better than a useless original
+    for metric, numbers in ((ACCURACY, (0.3, 0.9, 0.7)), (ERROR, (2.0, 0.5, 0.6)), (ACCURACY, (0.3, 0.2, 0.5))):
+        assert not against_constant(metric, values(*numbers), 100)  # the last one is better than a useless original
     missing = Measurement(None, "fraction", "missing", note="no reason")
     assert not against_constant(ACCURACY, (missing, missing, missing), 100)
 
@@ -117,12 +116,7 @@ def scales(scores_db: float, constant: tuple[int, ...]) -> tuple[dict[str, objec
     [
         (0.0, (4,), "not usable", "1 of 5 channels of the output y (4 on axis 2) are constant in the result"),
         (8.0, (), "not usable", "(4 on axis 2) keep a ratio of 8.0 dB to their error"),
-        (
-            15.0,
-            (),
-            "warning",
-            "from 0 to 1, and share one tensor with values from 0 to 640, whose quantization step is 2.5",
-        ),
+        (15.0, (), "warning", "0 to 1, and share one tensor with values from 0 to 640, whose quantization step is 2.5"),
     ],
 )
 def test_channels_of_another_scale_are_named(
@@ -147,16 +141,14 @@ def test_channels_that_the_result_does_not_change_are_counted(flat: int, level: 
     assert f"{flat} of 5 channels of the output y have one value for all samples" in reason.text
 
 
-def measured(value: float, width: float = 0.05) -> dict[str, object]:
-    return Measurement(value, "fraction", "measured", low=value - width, high=value + width).to_json()
+def accuracy(value: float, width: float = 0.05) -> Measurement:
+    return Measurement(value, "fraction", "measured", low=value - width, high=value + width)
 
 
 def tried(before: float, *after: float, width: float = 0.05) -> dict[str, object]:
-    rows = [
-        {"description": f"change {row}", "advice": "`x`", "value": measured(score, width)}
-        for row, score in enumerate(after)
-    ]
-    return {"samples": 90, "original": measured(before, width), "alternatives": rows}
+    values = [accuracy(score, width).to_json() for score in after]
+    rows = [{"description": f"change {row}", "advice": "`x`", "value": value} for row, value in enumerate(values)]
+    return {"samples": 90, "original": accuracy(before, width).to_json(), "alternatives": rows}
 
 
 def test_another_preprocessing_with_which_the_model_is_much_better_is_named() -> None:
@@ -236,15 +228,10 @@ def test_one_cause_of_a_bad_original_is_named() -> None:
     assert not about_original(ACCURACY, {}, {}, *same)
 
 
-def accuracy(value: float, width: float = 0.05) -> Measurement:
-    return Measurement(value, "fraction", "measured", low=value - width, high=value + width)
-
-
 def test_a_result_that_was_trained_with_the_preprocessing_can_be_used() -> None:
-    (reason,) = about_original(ACCURACY, tried(0.4, 0.9), {}, accuracy(0.4), accuracy(0.42))
-    assert reason.level == "not usable"
-    (reason,) = about_original(ACCURACY, tried(0.4, 0.9), {}, accuracy(0.4), accuracy(0.88))
-    assert reason.level == "warning"
+    for result, level in ((0.42, "not usable"), (0.88, "warning")):
+        (reason,) = about_original(ACCURACY, tried(0.4, 0.9), {}, accuracy(0.4), accuracy(result))
+        assert reason.level == level
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,7 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
     import tensorflow as tf
 
     angle = math.radians(degrees)
-    motion = moved_images.Motion(
-        *(tf.constant([component, component], tf.float32) for component in (scale, angle, shift))
-    )
+    motion = moved_images.Motion(*(tf.constant([part, part], tf.float32) for part in (scale, angle, shift)))
     result = np.asarray(moved_images.moved(tf.constant(images), motion))
     row, column = centre(result[0])
     y, x = row * scale[0], column * scale[1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.data.types import Objects
-from compress.tasks import average_precision
+from compress.tasks import detection
 from compress.tasks.detection import Detection, padded
 from compress.tasks.illustrations import ObjectsIllustrator
 from compress.tasks.unlabelled_detection import UnlabelledDetection
@@ -43,12 +43,10 @@ def detectors(draw: Any) -> Detector:
 
 def empty_rows(detector: Detector, samples: int) -> np.ndarray:
     """Return outputs with scores of 0.0000001."""
-    columns = [
-        np.full((samples, count * width), -16.0 if entry["part"] in ("scores", "objectness") else 0.1, np.float32)
-        for entry, (count, width) in zip(
-            detector.specification["tensors"], detector.output_sizes(len(NAMES)), strict=True
-        )
-    ]
+    columns = []
+    for entry, size in zip(detector.specification["tensors"], detector.output_sizes(len(NAMES)), strict=True):
+        value = -16.0 if entry["part"] in ("scores", "objectness") else 0.1
+        columns.append(np.full((samples, size[0] * size[1]), value, np.float32))
     return np.concatenate(columns, axis=1)
 
 
@@ -75,17 +73,12 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
     rows = empty_rows(detector, samples)
     truth = [NOTHING] * samples
     answers = [detector([part[0] for part in detector.split(row[np.newaxis])]) for row in rows]
-    facts = {
-        name: {
-            **average_precision.evaluate(answers, truth, len(NAMES), "test"),
-            "spread": vars(average_precision.spread(answers, truth, NAMES, "test")),
-        }
-        for name in ("original", "result")
-    }
-    facts["agreement"] = agreement(answers, answers)  # type: ignore[assignment]
-    compared = average_precision.compare(facts, NAMES, "original", "result")
+    model = detection.evaluate(answers, truth, len(NAMES), "test")
+    model["spread"] = vars(detection.spread(answers, truth, NAMES, "test"))
+    facts = {"original": model, "result": model, "agreement": agreement(answers, answers)}
+    compared = Detection().compare(facts, NAMES, "original", "result")
     assert compared["measurements"]["agreement"]["value"] is None
-    assert set(average_precision.judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
+    assert set(Detection().judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
     judge = Detection().fidelity(detector.specification)
     assert judge.same(rows, rows).tolist() == [1.0] * samples
     assert (judge.snr_db(rows, rows) >= 60).all()
@@ -102,14 +95,8 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
 def test_the_comparison_says_that_nothing_was_found() -> None:
     """An agreement of 1 over no objects would look like a good result."""
     error = {"value": 0.1, "unit": "fraction", "how": "measured"}
-    facts = {
-        "samples": 4,
-        "agreement": 1.0,
-        "sure_objects": 0,
-        "found_again": [(0, 0)],
-        "original": {"error": error},
-        "result": {"error": error},
-    }
+    facts: dict[str, Any] = {"samples": 4, "agreement": 1.0, "sure_objects": 0, "found_again": [(0, 0)]}
+    facts |= {"original": {"error": error}, "result": {"error": error}}
     task = UnlabelledDetection()
     agreed = task.compare(facts, NAMES, "original", "result")["measurements"]["agreement"]
     assert agreed["value"] is None

@@ -72,8 +72,4 @@ def test_forms_by_layers(keras: Any) -> None:
     model = keras.Model(image, [present, classes, plain])
     assert [activation_of(tensor) for tensor in model.outputs] == ["sigmoid", "softmax", "logits"]
     forms = forms_of(model, RANDOM.random((8, 6)))
-    assert [(form.name, form.form) for form in forms] == [
-        ("present", "sigmoid"),
-        ("classes", "softmax"),
-        ("plain", "values"),
-    ]
+    assert {form.name: form.form for form in forms} == {"present": "sigmoid", "classes": "softmax", "plain": "values"}

@@ -42,14 +42,9 @@ def two_inputs_three_outputs(keras: Any) -> Any:
     x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
     pooled = layers.GlobalAveragePooling2D()(x)
     joined = layers.Add()([layers.Dense(12)(pooled), layers.Dense(12)(vector)])
-    return keras.Model(
-        [image, vector],
-        [
-            layers.Dense(4, activation="softmax", name="classes")(joined),
-            layers.Conv2D(2, 1, name="map")(x),
-            layers.Dense(1, activation="sigmoid", name="present")(joined),
-        ],
-    )
+    classes = layers.Dense(4, activation="softmax", name="classes")(joined)
+    present = layers.Dense(1, activation="sigmoid", name="present")(joined)
+    return keras.Model([image, vector], [classes, layers.Conv2D(2, 1, name="map")(x), present])
 
 
 def one_output(keras: Any) -> Any:
@@ -66,11 +61,9 @@ def write(folder: Path, source: str, quantize: str = "{calibration_samples: 32}"
     random = np.random.default_rng(0)
     images = random.random((200, 8, 8, 1), np.float32)
     np.savez(folder / "data.npz", image=images, vector=random.normal(size=(200, 5)).astype(np.float32))
-    text = PIPELINE.format(source=source, quantize=quantize, allocation=allocation)
-    (folder / "p.yaml").write_text(text)
+    (folder / "p.yaml").write_text(PIPELINE.format(source=source, quantize=quantize, allocation=allocation))
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize("quantize", ["{calibration_samples: 32}", "{method: qat, epochs: 2, calibration_samples: 32}"])
 def test_several_inputs_and_outputs(keras: Any, tmp_path: Path, quantize: str) -> None:
     two_inputs_three_outputs(keras).save(tmp_path / "model.keras")
@@ -87,24 +80,14 @@ def test_several_inputs_and_outputs(keras: Any, tmp_path: Path, quantize: str) -
     assert max(curve["divergence"]) > 0
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_random_samples_and_a_warning(keras: Any, tmp_path: Path) -> None:
-    one_output(keras).save(tmp_path / "model.keras")
-    write(tmp_path, "{random: {shape: [8, 8, 1], count: 80}}")
-    notes = tiny.Notes()
-    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", notes).to_json()
-    assert record["status"] == "ok"
-    assert "random numbers" in " ".join(record["data"]["notes"])
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_features_are_distilled_without_labels(keras: Any, tmp_path: Path) -> None:
+def test_features_are_distilled_on_random_samples_with_a_note(keras: Any, tmp_path: Path) -> None:
     one_output(keras).save(tmp_path / "model.keras")
     write(tmp_path, "{random: {shape: [8, 8, 1], count: 80}}")
     path = tmp_path / "p.yaml"
     path.write_text(path.read_text().replace("distill: {epochs: 2}", "distill: {epochs: 2, features: {}}"))
     record = run(load(path), tmp_path / "runs", tiny.Notes()).to_json()
     assert record["status"] == "ok"
+    assert "random numbers" in " ".join(record["data"]["notes"])
     (facts,) = [stage["facts"] for stage in record["stages"] if stage["stage"] == "distill"]
     assert facts["features"]
 
@@ -160,9 +143,8 @@ def test_the_energy_of_errors_is_that_of_the_outputs_themselves() -> None:
 
     def probabilities(rows: Any) -> Any:
         powers = np.exp(rows[:, :2])
-        return np.concatenate(
-            [powers / powers.sum(axis=1, keepdims=True), 1 / (1 + np.exp(-rows[:, 2:4])), rows[:, 4:]], axis=1
-        )
+        softmax, sigmoid = powers / powers.sum(axis=1, keepdims=True), 1 / (1 + np.exp(-rows[:, 2:4]))
+        return np.concatenate([softmax, sigmoid, rows[:, 4:]], axis=1)
 
     as_logits = ByOutput(forms, as_logits=True).energies(logits, other)
     as_outputs = ByOutput(forms, as_logits=False).energies(probabilities(logits), probabilities(other))

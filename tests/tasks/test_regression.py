@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from blobs import Blobs
+from blobs import Blobs, bars
 from tiny import Coralline
 
 from compress.core.errors import DataError, ModelError
@@ -22,16 +22,6 @@ from compress.tasks.measured import ValuesHead
 from compress.tasks.regression import Regression
 
 NAMES = ("height", "width")
-
-
-def bars(samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images with a bright rectangle in a corner, and its height and width in pixels."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(1, 9, (samples, 2))
-    images = random.random((samples, 8, 8, 1), np.float32) * 0.1
-    for image, (height, width) in zip(images, sizes, strict=True):
-        image[:height, :width] += 0.9
-    return images, sizes.astype(np.float32)
 
 
 @dataclass
@@ -122,9 +112,8 @@ def test_metrics_and_their_changes() -> None:
     assert changes["mae_increase"]["value"] == pytest.approx(1.0)
     assert changes["r2_drop"]["value"] == pytest.approx(3 / variance)
     assert changes["agreement"]["value"] == 0  # 1 is more than a tenth of 9.2
-    assert Regression().score(targets + error, Sizes(), "test", None) < Regression().score(
-        targets + error / 2, Sizes(), "test", None
-    )
+    scores = [Regression().score(targets + part, Sizes(), "test", None) for part in (error, error / 2)]
+    assert scores[0] < scores[1]
 
 
 def test_one_number_for_everything_is_degenerate() -> None:
@@ -170,18 +159,16 @@ budget: {mae_increase: 3}
 @pytest.mark.essential
 def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     images, sizes = bars(400)
-    np.savez(tmp_path / "data.npz", x=images, y=sizes)
+    np.savez(tmp_path / "data.npz", x=images, y=sizes.astype(np.float32))
     (tmp_path / "net.py").write_text(BUILDER)
     (tmp_path / "p.yaml").write_text(PIPELINE)
     record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
     assert record["status"] == "ok"
-    for model in ("original", "result"):
-        assert record["models"][model]["measurements"]["r2"]["value"] > 0.6
-        assert record["models"][model]["measurements"]["mae"]["value"] < 1.0
-    assert (
-        record["models"]["result"]["measurements"]["macs"]["value"]
-        < 0.7 * (record["models"]["original"]["measurements"]["macs"]["value"])
-    )
+    before, after = (record["models"][model]["measurements"] for model in ("original", "result"))
+    for measured in (before, after):
+        assert measured["r2"]["value"] > 0.6
+        assert measured["mae"]["value"] < 1.0
+    assert after["macs"]["value"] < 0.7 * before["macs"]["value"]
     (row,) = record["budget"]
     assert (row["name"], row["holds"], row["measured"]["how"]) == ("mae_increase", True, "measured")
     assert set(record["stages"][-1]["facts"]["validation_score"]) == {"ptq", "qat"}
@@ -194,11 +181,7 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "mae_increase: 3",
-            "accuracy_drop: 0.1",
-            "accuracy_drop limits classifiers, but regression models are",
-        ),
+        ("mae_increase: 3", "accuracy_drop: 0.1", "accuracy_drop limits classifiers, but regression models are"),
         ("distill: {epochs: 3", "package: {}\n  - distill: {epochs: 3", "would be given"),
         ("early_stopping: 8", "class_weights: balanced", "class_weights: the data has no single class"),
         ("distill: {epochs: 3", "sparsify: {epochs: 3", "trains with tfmot"),

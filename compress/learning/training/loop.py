@@ -32,8 +32,7 @@ from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
 from compress.tasks import task_of
-from compress.tasks.base import Head, Specification
-from compress.tasks.refusal import Use
+from compress.tasks.base import Head, Specification, Use
 
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""

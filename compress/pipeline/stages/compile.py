@@ -10,7 +10,7 @@ from compress.learning.context import Context, Need
 from compress.pipeline.stage import Stage
 from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
-from compress.tasks.refusal import Refusal
+from compress.tasks.base import Refusal
 
 
 class Compile(Stage, CompilerSettings):

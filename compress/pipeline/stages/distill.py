@@ -16,7 +16,7 @@ from compress.learning.distillation.settings import DistillationSettings, Featur
 from compress.learning.training.loop import TrainingSettings
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages.load import Origin, stage_for
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.distillation.teachers import Teacher

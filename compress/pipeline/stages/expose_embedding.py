@@ -8,7 +8,7 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.learning.context import Context, Need
 from compress.model.tflite import embedding, graph
 from compress.pipeline.stage import Stage
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 
 class ExposeEmbedding(Stage):

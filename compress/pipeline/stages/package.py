@@ -30,7 +30,7 @@ from compress.model.tflite import graph
 from compress.pipeline.stage import Stage
 from compress.targets.base import Target
 from compress.tasks import task_of
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 from deploy.contract import bundle
 
 

@@ -13,7 +13,7 @@ from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.training.loop import TrainingSettings, chosen_inputs
 from compress.pipeline.stage import Stage, refused_host
 from compress.targets.base import Target
-from compress.tasks.refusal import Refusal, Use
+from compress.tasks.base import Refusal, Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.pruning.iterative import Retraining

@@ -22,7 +22,7 @@ from compress.learning.training.batches import EpochSettings
 from compress.learning.training.loop import TrainingSettings
 from compress.pipeline.stage import Stage
 from compress.tasks import task_of
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.data.types import Data

@@ -14,7 +14,7 @@ from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir.layer_specs.functions import Activation
 from compress.pipeline.stage import Stage
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.replacement.activations import Replacements

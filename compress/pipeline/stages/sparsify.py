@@ -10,7 +10,7 @@ from compress.core.artifact import Artifact, Facts, Kind
 from compress.learning.context import Context, Need
 from compress.learning.training.batches import EpochSettings
 from compress.pipeline.stage import Stage
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.model.ir.keras_graph import Network

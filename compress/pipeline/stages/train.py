@@ -12,7 +12,7 @@ from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.transfer import TransferSettings
 from compress.pipeline.stage import Stage
 from compress.targets.base import Target
-from compress.tasks.refusal import Use
+from compress.tasks.base import Use
 
 
 class Train(Stage, TrainingSettings, TransferSettings):

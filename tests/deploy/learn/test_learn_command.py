@@ -51,16 +51,11 @@ def failed(path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -
 
 @pytest.mark.parametrize(("recognized", "code"), [(5, 0), (3, 0), (2, 3), (0, 3)])
 def test_a_class_that_is_not_recognized_is_a_failure(
-    path: Path,
-    tmp_path: Path,
-    recognized: int,
-    code: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, recognized: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = LearnReport("Seven up", 5, 5, recognized, [], None, 0)
     monkeypatch.setattr(Recognizer, "learn", lambda *arguments: report)
-    assert command.main(["learn", str(path), str(tmp_path / "seven"), "--name", "Seven up"]) == code
+    assert command.main(["learn", str(path), str(path.parent / "seven"), "--name", "Seven up"]) == code
     captured = capsys.readouterr()
     assert f"now {recognized} of these 5 photos" in captured.out
     assert (f"only {recognized} of its 5 photos are recognized" in captured.err) is (code != 0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
 import small_shop
@@ -108,8 +111,6 @@ def test_without_embedding_there_is_confidence_alone(tmp_path: Path, softmax: bo
 
 
 def test_older_bundles_answer_without_calibration(tmp_path: Path) -> None:
-    import devices
-
     with Recognizer(Model(bundle.Bundle(devices.packed()), "int8", device="cpu"), "") as recognizer:
         answer = recognizer(devices.images(1)[0])
         assert not answer.is_calibrated
@@ -153,11 +154,8 @@ def test_the_file_is_used_again_and_undone(path: str) -> None:
         with pytest.raises(ArgumentError, match="no change to undo"):
             recognizer.undo()
         assert [event["action"] for event in recognizer.history] == ["learn", "learn", "undo", "undo"]
-    assert sorted(entry.name for entry in file.parent.iterdir()) == [
-        "shop.coralline",
-        "shop.learnt",
-        "shop.learnt.lock",
-    ]
+    names = {"shop.coralline", "shop.learnt", "shop.learnt.lock"}
+    assert {entry.name for entry in file.parent.iterdir()} == names
 
 
 def test_export_and_import_are_one_change(path: str, tmp_path: Path) -> None:
@@ -240,12 +238,10 @@ def test_names_are_normal() -> None:
 def test_other_bundles_refuse_the_file(path: str, tmp_path: Path) -> None:
     with Recognizer(path) as recognizer:
         recognizer.learn("seven", small_shop.photos(7)[0])
-    other = written(tmp_path / "other.coralline", softmax=False)
-    with pytest.raises(LearntFileError, match="learnt with another bundle"):
-        Recognizer(other, learnt_file.beside(path))
-    plain = written(tmp_path / "plain.coralline", expose=False)
-    with pytest.raises(LearntFileError, match="learnt with another bundle"):
-        Recognizer(plain, learnt_file.beside(path))
+    for settings in ({"softmax": False}, {"expose": False}):
+        other = written(tmp_path / "other.coralline", **settings)
+        with pytest.raises(LearntFileError, match="learnt with another bundle"):
+            Recognizer(other, learnt_file.beside(path))
 
 
 def test_damage_is_found(path: str) -> None:
@@ -253,21 +249,16 @@ def test_damage_is_found(path: str) -> None:
         recognizer.learn("seven", small_shop.photos(7)[0])
     file = Path(learnt_file.beside(path))
     content = file.read_bytes()
-    for place in range(0, len(content), 37):
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(LearntFileError, match="damaged"):
-            Recognizer(path)
-    for part in (b"", content[:100], content[:-1], content + b"x"):
-        file.write_bytes(part)
+    places = range(0, len(content), 37)
+    changed = [content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :] for place in places]
+    for damaged in (*changed, b"", content[:100], content[:-1], content + b"x"):
+        file.write_bytes(damaged)
         with pytest.raises(LearntFileError, match="damaged"):
             Recognizer(path)
 
 
 def _sealed(manifest: Any, rows: Any) -> bytes:
     """Return a file with a correct checksum and any content."""
-    import hashlib
-    import json
-
     members = {bundle.MANIFEST: json.dumps(manifest).encode(), "embeddings.npy": bundle.array_bytes(rows)}
     archive = bundle.archive_of(members)
     return learnt_file.MAGIC + hashlib.sha256(archive).hexdigest().encode() + b"\n" + archive
@@ -316,14 +307,14 @@ def test_limits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_roles_and_tasks(path: str) -> None:
-    with pytest.raises(ArgumentError, match="the original model has no embedding"):
-        Recognizer(Model(path, "original"), "")
-    with pytest.raises(ArgumentError, match="pass path"):
-        Recognizer(Model(path))
-    with pytest.raises(ArgumentError, match="method"):
-        Recognizer(path, "", LearnSettings("other"))
-    with pytest.raises(ArgumentError, match="loss"):
-        Recognizer(path, "", LearnSettings(loss=float("nan")))
+    for arguments, message in (
+        ((Model(path, "original"), ""), "the original model has no embedding"),
+        ((Model(path),), "pass path"),
+        ((path, "", LearnSettings("other")), "method"),
+        ((path, "", LearnSettings(loss=float("nan"))), "loss"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Recognizer(*arguments)
 
 
 def test_softmax_regression_is_that_of_scikit_learn() -> None:

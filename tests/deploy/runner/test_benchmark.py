@@ -101,10 +101,6 @@ def calm(**changes: Any) -> dict[str, Any]:
     return {"edge_tpus": [usb], "governor": "performance", "load": 0.1, "cores": 4, **machine_seen(), **changes}
 
 
-def test_a_calm_host_gives_no_doubts() -> None:
-    assert kinds(calm(), steady()) == []
-
-
 @pytest.mark.parametrize(
     ("host", "times", "trace", "kind"),
     [
@@ -126,11 +122,9 @@ def test_every_doubt_has_a_test() -> None:
     assert {row[-1] for row in mark.args[1]} == set(MEANING)
 
 
-def test_usb_2_does_not_matter_on_the_cpu() -> None:
+def test_a_calm_host_usb_2_on_the_cpu_and_throttling_of_the_past_give_no_doubts() -> None:
+    assert kinds(calm(), steady()) == []
     assert kinds(calm(edge_tpus=[{"device": "usb:0", "speed_mbps": 480.0}]), steady(), "cpu") == []
-
-
-def test_throttling_of_the_past_does_not_matter() -> None:
     assert kinds(calm(), steady(), trace=[machine_seen(throttled=0x50000)]) == []
 
 
@@ -164,18 +158,14 @@ def test_a_meter_that_was_not_there(rows: list[tuple[float, float]], says: str) 
 
 def test_a_meter_file_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "meter.csv"
-    path.write_text("time,watts\n1,2\n3,nan\n4,5\n")
-    with pytest.raises(ArgumentError, match=r"meter.csv:3: '3,nan' is not in the form time,watts"):
-        energy.EnergyMeter(str(path)).end(1)
-    path.write_text("time,watts\n1,2\nand then\n3,4\n")
-    with pytest.raises(ArgumentError, match=r"meter.csv:3: 'and then' is not in the form time,watts"):
-        energy.EnergyMeter(str(path)).end(1)
+    for line in ("3,nan", "and then"):
+        path.write_text(f"time,watts\n1,2\n{line}\n4,5\n")
+        with pytest.raises(ArgumentError, match=f"meter.csv:3: '{line}' is not in the form time,watts"):
+            energy.EnergyMeter(str(path)).end(1)
 
 
 def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = iter(
-        [{"package-0": {"uj": 900.0, "range_uj": 1000.0}}, {"package-0": {"uj": 400.0, "range_uj": 1000.0}}]
-    )
+    counters = iter([{"package-0": {"uj": energy_uj, "range_uj": 1000.0}} for energy_uj in (900.0, 400.0)])
     monkeypatch.setattr(machine, "energy_counters", lambda: next(counters))
     consumption = energy.EnergyMeter(None).end(10)
     assert consumption["value"] == pytest.approx(0.05)  # 500 uJ, with a wrap-around of the counter

@@ -51,9 +51,13 @@ def jpegs(count: int) -> list[bytes]:
 class Slow(io.BytesIO):
     """A pipe that gives a few bytes at a time."""
 
+    def __init__(self, content: bytes, most: int = 77) -> None:
+        super().__init__(content)
+        self._most = most
+
     def read1(self, size: int | None = -1) -> bytes:
         del size
-        return super().read(77)
+        return super().read(self._most)
 
 
 def test_frames_are_cut_out_of_a_stream() -> None:
@@ -162,16 +166,8 @@ def test_bytes_between_segments_and_large_frames() -> None:
     assert list(frames.jpegs(io.BytesIO(image[:2] + b"\xff\xff" + image[2:]))) == [image]
     content = bytes(3840 * 2160 * 3)
     start = time.process_time()
-    assert len(list(frames.raw(Slow4096(content * 2), 3840, 2160))) == 2
+    assert len(list(frames.raw(Slow(content * 2, 4096), 3840, 2160))) == 2
     assert time.process_time() - start < 5
-
-
-class Slow4096(io.BytesIO):
-    """A pipe that gives a page at a time."""
-
-    def read1(self, size: int | None = -1) -> bytes:
-        del size
-        return super().read(4096)
 
 
 @contextlib.contextmanager

@@ -70,10 +70,7 @@ def test_a_board(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
     [
-        (
-            "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd08\n\nprocessor\t: 1\nCPU part\t: 0xd08",
-            "Cortex-A72",
-        ),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd08\n\nCPU part\t: 0xd08", "Cortex-A72"),
         ("CPU part\t: 0xd09\n\nCPU part\t: 0xd03", "Cortex-A53 and Cortex-A73"),
         ("CPU part\t: 0xfff", None),
         ("model name\t: Some CPU @ 2 GHz\nmodel\t: 7", "Some CPU @ 2 GHz"),

@@ -183,10 +183,7 @@ def test_the_model_must_be_the_one_of_the_manifest() -> None:
     opened.models["int8"] = described._replace(outputs=(output, output._replace(name="more")))
     with pytest.raises(LoadError, match="the model has 1 outputs, and the manifest 2"):
         Model(opened, "int8")
-
-
-def test_a_file_that_is_no_model() -> None:
-    opened = bundle.Bundle(devices.packed(samples=0))
+    opened.models["int8"] = described
     opened.members["int8.tflite"] = b"TFL3 or not"
     with pytest.raises(LoadError, match="refuses the model"):
         Model(opened, "int8")

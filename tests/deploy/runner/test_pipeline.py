@@ -189,17 +189,8 @@ def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path
     for name, chosen in (("tpu.npz", ["usb:0", "usb:1", "usb:2"]), ("cpu.npz", ["cpu"])):
         device_options = [word for device in chosen for word in ("--device", device)]
         environment = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path / name[:3])}
-        done = devices.runner(
-            "pipeline",
-            tmp_path,
-            "--json",
-            *more,
-            *device_options,
-            "--save",
-            tmp_path / name,
-            python=sys.executable,
-            **environment,
-        )
+        options = [*more, *device_options, "--save", tmp_path / name]
+        done = devices.runner("pipeline", tmp_path, "--json", *options, python=sys.executable, **environment)
         assert done.returncode == 0, done.stderr
         results.append([row["name"] for row in json.loads(done.stdout)["segments"]])
     assert results[0][1] == "model_segment_1_of_3_edgetpu.tflite"

@@ -20,11 +20,7 @@ from deploy.runner.runtime import RuntimeOptions
 LATER = "is too new for Google's libedgetpu 16.0; to do: "
 FAILURES = [
     ("busy", "busy", "the Edge TPU is in use: Device or resource busy; to do: sudo fuser"),
-    (
-        "null",
-        "refused",
-        "is connected and free, but libedgetpu cannot open it (it gives no reason); to do: unplug",
-    ),
+    ("null", "refused", "is connected and free, but libedgetpu cannot open it (it gives no reason); to do: unplug"),
     ("text", "refused", "cannot open it (this is what it says)"),
     ("crash-version", "crash", "ended by SIGSEGV after the TFLite runtime was imported"),
     ("crash", "crash", "ended by SIGSEGV after libedgetpu was loaded"),
@@ -107,24 +103,26 @@ def test_libraries_that_do_not_load(path: Path, tmp_path: Path, folder: str, kin
     assert says in noise
 
 
-def test_no_device(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    _, report, noise = asked(path, tmp_path / "empty", EDGETPU_STAND_IN="null")
-    assert report["error"]["kind"] == "no_device"
-    assert "libedgetpu.so.1 is installed, but no Edge TPU is on USB or PCIe; to do: plug it in" in noise
-
-
-def test_another_device(path: Path, tmp_path: Path) -> None:
-    _, report, noise = asked(path, devices.host(tmp_path), "--device", "pci:0", EDGETPU_STAND_IN="null")
-    assert report["error"]["kind"] == "no_device"
-    assert "no Edge TPU pci:0 is connected; connected: usb:0; to do: use --device usb:0" in noise
-
-
-def test_no_driver(path: Path, tmp_path: Path) -> None:
-    root = devices.host(tmp_path, usb=False, node=False)
-    _, report, noise = asked(path, root, EDGETPU_STAND_IN="null")
-    assert report["error"]["kind"] == "no_driver"
-    assert "pci:0 is on the bus, but has no device file; to do: sudo apt-get install gasket" in noise
+@pytest.mark.parametrize(
+    ("devices_of_host", "device", "kind", "says"),
+    [
+        (None, "", "no_device", "libedgetpu.so.1 is installed, but no Edge TPU is on USB or PCIe; to do: plug it in"),
+        ({}, "pci:0", "no_device", "no Edge TPU pci:0 is connected; connected: usb:0; to do: use --device usb:0"),
+        (
+            {"usb": False, "node": False},
+            "",
+            "no_driver",
+            "pci:0 is on the bus, but has no device file; to do: sudo apt-get install gasket",
+        ),
+    ],
+)
+def test_no_device(
+    path: Path, tmp_path: Path, devices_of_host: dict[str, bool] | None, device: str, kind: str, says: str
+) -> None:
+    root = tmp_path if devices_of_host is None else devices.host(tmp_path, **devices_of_host)
+    _, report, noise = asked(path, root, *(["--device", device] if device else []), EDGETPU_STAND_IN="null")
+    assert report["error"]["kind"] == kind
+    assert says in noise
 
 
 def test_in_use(path: Path, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 import tiny
 
 from compress.pipeline.probes import Evaluation
-from compress.tasks import average_precision
+from compress.tasks import detection
 from compress.tasks.classification import Classification
 from compress.tasks.degeneracy import Judgement, Spread, above_chance, judge
+from compress.tasks.detection import Detection
 from deploy.contract.detection import Detections
 
 NAMES = ("apple", "bread", "cheese")
@@ -113,9 +114,9 @@ WANTED = [truth(BOX, 0), truth(FAR, 1)] * 5
 
 
 def objects(answers: list[Detections], ground_truth: list[Any]) -> Judgement:
-    facts = average_precision.evaluate(answers, ground_truth, 2, "")
-    facts["spread"] = vars(average_precision.spread(answers, ground_truth, ("ace", "king"), "test"))
-    return average_precision.judge_outputs({"model": facts}, ("ace", "king"), "model", "model")["model"]
+    facts = detection.evaluate(answers, ground_truth, 2, "")
+    facts["spread"] = vars(detection.spread(answers, ground_truth, ("ace", "king"), "test"))
+    return Detection().judge_outputs({"model": facts}, ("ace", "king"), "model", "model")["model"]
 
 
 def test_a_detector_that_finds_objects() -> None:
@@ -150,5 +151,5 @@ def test_a_detector_that_finds_no_object_where_it_is() -> None:
 
 
 def test_a_class_without_a_name() -> None:
-    spread = average_precision.spread([detections((BOX, 7))] * 2, WANTED[:2], ("ace", "king"), "test")
+    spread = detection.spread([detections((BOX, 7))] * 2, WANTED[:2], ("ace", "king"), "test")
     assert spread.text == "finds 'class 7' first, in the same place, in 2 of 2 test images"
