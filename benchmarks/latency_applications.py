@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import latency as benchmark
 
 from compress.targets.edgetpu import latency, parameter_memory
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -52,7 +52,7 @@ def layers(model: Any) -> tuple[ArrayLayer, ...]:
         output_shape, input_shape = shape(layer.output), shape(source)
         if kind in WEIGHTED:
             plain = ArrayLayer(WEIGHTED[kind], output_shape, input_shape, tuple(getattr(layer, "kernel_size", (1, 1))))
-            array_layers.append(replace(plain, parameters=latency.layer_parameters(plain, benchmark.TARGET)))
+            array_layers.append(replace(plain, parameters=latency.layer_parameters(plain)))
         elif kind in POOLS:
             array_layers.append(
                 ArrayLayer("pool", output_shape, input_shape, tuple(getattr(layer, "pool_size", input_shape[:2])))
@@ -71,10 +71,10 @@ def layers(model: Any) -> tuple[ArrayLayer, ...]:
 def predicted(model: Any, host: str) -> float:
     """Return the predicted latency of a model on a host, in milliseconds."""
     network = layers(model)
-    streamed = latency.streamed_bytes(network, benchmark.TARGET)
+    streamed = latency.streamed_bytes(network)
     inputs, outputs = math.prod(shape(model.inputs[0])), latency.padded_map_bytes(shape(model.outputs[0]))
     sent = BusTraffic(inputs, outputs, latency.instruction_bytes(network), streamed)
-    return latency.predict(network, sent, benchmark.TARGET.tables["latency"], host).total
+    return latency.predict(network, sent, CONSTANTS.latency, host).total
 
 
 def main() -> None:

@@ -229,7 +229,7 @@ def cost_of_size(length: int, width: int, layers: int) -> dict[str, Any]:
     quantized = post_training.quantize(keras_graph.build(lookup.network), samples, samples, settings)
     parsed = graph.parse(quantized.content)
     legal = EDGETPU.legalize(parsed, parsed.feeds(samples), io="INT8").graph
-    predicted = {host: EDGETPU.estimate(legal, host, None).to_json() for host in HOSTS}
+    predicted = {host: EDGETPU.cost.estimate(legal, host, None).to_json() for host in HOSTS}
     return {
         "length": length,
         "width": width,

@@ -42,7 +42,6 @@ class CompiledFile:
     """A compiled .tflite file.
 
     Attributes:
-        content: its bytes.
         graph: its graph: custom operators and the operators on the CPU.
         operators: its custom operators for the Edge TPU, in the order of execution.
     """

@@ -27,7 +27,6 @@ class ExplainedTransfer:
         name: of the input or output; "" for others.
         offset: the first byte in the input, output or parameters; None if it is not in the file.
         size_bytes: the number of bytes.
-        to_host: whether it is to the host.
         step: the number of steps of the program before it; None if it is not in the program.
         is_announced: whether the file's DMA hints have it.
     """
@@ -47,7 +46,6 @@ class ExplainedParameters:
 
     Attributes:
         offset: their beginning in the executable's parameters.
-        size_bytes: their size.
         is_cached: whether they are loaded once; otherwise at every inference.
         tiles: the tiles that store each part; empty for streamed ones.
         operator: the index of the recovered operator; None if it is unknown.
@@ -83,7 +81,6 @@ class ExplainedOperator:
         tiles: the number of tiles that compute it.
         steps: the first step and the one after the last.
         reads: the operators whose output it reads; -1: an input, or an unknown source.
-        parameter_bytes: of its parameters.
         is_cached: whether they are cached; None without parameters.
         original: the index and name of the operator of the original, if that is given and known.
     """
@@ -159,7 +156,6 @@ class ExplainedProgram:
         operations: the number of instructions for tiles, by what they do.
         scalar_loops: the jumps of the scalar core: it computes something itself that is not recovered.
         step_cycles: the cycles of each step's slowest tile.
-        step_operators: the operator of each step.
         live_bytes: by step, the bytes of a tile's memory that hold results.
         memory_bytes: the activation memory of a tile that the file claims.
         transfers: in order.
@@ -201,7 +197,6 @@ class ScheduleDifference:
             "partitions".
         where: the operator, or another place.
         predicted: the prediction as text.
-        actual: what the file has.
     """
 
     what: str
@@ -216,7 +211,6 @@ class ScheduleComparison:
 
     Attributes:
         rules: the version of the compiler whose rules the prediction uses: those that fit the parameters best.
-        differences: what is different.
         compared: the number of comparisons, by figure.
         unmatched: the original's operators on the accelerator that match no recovered operator, as text.
     """

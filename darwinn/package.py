@@ -84,8 +84,6 @@ class Executable:
         scratch_bytes: host memory for activations that do not fit on the chip.
         narrow_bytes_per_tile: on-chip activation memory, of 196,608 in each tile.
         token: equal in executables that may keep their parameters on the chip together.
-        inputs: its inputs.
-        outputs: its outputs.
         token_position: position of the token (uint64) in the file; None: the file omits it, because it is 0.
     """
 
@@ -157,7 +155,6 @@ class DmaHint:
         name: of the input or output.
         offset: the first byte in the input, output, parameters or scratch memory.
         size_bytes: the number of bytes; of instructions those of their stream.
-        to_host: whether the transfer is to the host.
     """
 
     kind: str

@@ -92,7 +92,6 @@ class NumberDifference:
     """A number that differs.
 
     Attributes:
-        kind: its kind.
         index: its position among the values of its kind.
         expected: the value that the operator has.
         actual: the value in the region.

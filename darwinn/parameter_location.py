@@ -43,8 +43,6 @@ class ParameterRegion:
     """The location of an operator's parameters.
 
     Attributes:
-        parameters: the operator with its parameters.
-        values: the values of the operator.
         layout: their order in the region.
         executable: the index of the executable in the file.
         offset: the beginning in the executable's parameters, a multiple of ALIGNMENT.
@@ -417,10 +415,6 @@ def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[
     """Return all layouts in which an operator's values have the bytes of its region, each with its choice's index.
 
     Several are possible if many values are equal. Other values would then have different bytes in each.
-
-    Args:
-        region: an equal region.
-        file: the compiled file.
     """
     content = parameter_bytes(file, file.executables[region.executable])[region.offset :][: region.size_bytes]
     return [

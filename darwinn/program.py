@@ -95,7 +95,6 @@ class ProgramTransfer:
     Attributes:
         bundle: the index of the bundle that starts it.
         kind: one of TRANSFER_KINDS; scratch memory is "input" or "output".
-        size_bytes: its size.
     """
 
     bundle: int
@@ -123,7 +122,6 @@ class Program:
     """A program as it was read.
 
     Attributes:
-        bundles: its bundles.
         instructions: the instructions for tiles, in order.
         transfers: the transfers, in order.
         parts: the parts of streams from the host, in order.

@@ -47,13 +47,7 @@ class ProgramParameters:
 
 
 def cached_parameters(program: Program, executable: int, size_bytes: int) -> list[ProgramParameters]:
-    """Return the parameters that a caching program loads, by operator; none if its parts are not those of the stream.
-
-    Args:
-        program: the program.
-        executable: the index of its executable.
-        size_bytes: the size of all its parameters.
-    """
+    """Return the parameters of each operator that a caching program loads; none if its parts are not the stream."""
     announced = [instruction.bundle for instruction in program.instructions if instruction.operation == PARAMETER_WRITE]
     groups: list[tuple[int, list[int]]] = []
     base, last, previous = 0, -1, -1

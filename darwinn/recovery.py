@@ -77,7 +77,6 @@ class RecoveredOperator:
         height: of its output; None if unknown.
         width: of its output; None if unknown.
         positions: height times width.
-        parameters: its parameters.
         reads: the indices of the operators whose output it reads; -1 is an input of the program or an unknown source.
         cycles: the cycles of the array, without waiting.
         passes: how often it is executed for different parts of its output.

@@ -40,7 +40,6 @@ class Single:
 
     Attributes:
         values: the values of the operator.
-        layout: their layout.
     """
 
     values: Values
@@ -60,7 +59,6 @@ class StoredParameters:
     """The parameters of one operator.
 
     Attributes:
-        operator: the operator.
         purpose: what they are, for messages: "weights", or the name of a table that the compiler makes.
         tensors: the tensors that each kind of value comes from, one after another; none for tables that the compiler
             makes.

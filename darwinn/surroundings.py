@@ -62,13 +62,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A tensor of a compiled file, in the model that the file holds and in the one that it shall hold.
-
-    Attributes:
-        stored: the tensor of the compiled file.
-        old: the tensor of the old model.
-        new: the tensor of the new model.
-    """
+    """A tensor of a compiled file, in the model that the file holds and in the one that it shall hold."""
 
     stored: Tensor
     old: Tensor
@@ -76,13 +70,7 @@ class TensorPair:
 
 
 def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequence[TensorPair]) -> list[str]:
-    """Replace the scales, zero points and constants around the programs, and return what cannot be replaced.
-
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        pairs: all its tensors.
-    """
+    """Replace the scales, zero points and constants around the programs, and return what cannot be replaced."""
     problems = []
     model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     subgraph = model.item(_MODEL_SUBGRAPHS, 0)

@@ -84,7 +84,6 @@ class ProgramStep:
 
     Attributes:
         kind: what they compute.
-        instructions: the instructions.
         name: of a function.
         parameter_tiles: the tiles of each instruction after it that sends data from the memory of a tile: its
             parameters, before other data.

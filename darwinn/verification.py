@@ -92,7 +92,6 @@ class Undecided:
 
     Attributes:
         operator: the index of the operator in the model; None: not of one operator.
-        reason: the reason.
         blocks: whether the answer can therefore not be "yes".
     """
 
@@ -160,10 +159,6 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
 
     "No" needs a value of an identified operator that cannot follow from the model. A value that is not where it is
     expected is no such proof: compilers and their versions differ in what they store where.
-
-    Args:
-        file: the compiled file.
-        model: the model, not compiled.
     """
     if len(file.graph.inputs) != len(model.inputs) or len(file.graph.outputs) != len(model.outputs):
         messages = interface_differences(file.graph, model)

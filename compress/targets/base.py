@@ -1,7 +1,7 @@
 """The protocol of a target: check, legalize, cost and compile.
 
-A target is a package next to this file: a TOML file with its constants and their sources, and a class that implements
-`Target`, which the package exports as `TARGET`. The rest of the program uses targets through this protocol only.
+A target is a package next to this file, which exports an instance of `Target` as `TARGET`. The rest of the program uses
+targets through this protocol only.
 """
 
 from __future__ import annotations
@@ -102,6 +102,25 @@ class LegalizeResult(TargetResult, Protocol):
 
 
 @dataclass(frozen=True)
+class Compiler:
+    """A vendor's compiler.
+
+    Attributes:
+        name: the program's name.
+        version: the version whose results are predicted.
+        runtimes: for each version, the newest runtime of the device that the compiler writes for.
+    """
+
+    name: str
+    version: str
+    runtimes: Mapping[str, int]
+
+
+NO_COMPILER = Compiler("", "", {})
+"""The compiler of a target that runs .tflite files as they are."""
+
+
+@dataclass(frozen=True)
 class ChannelBlocks:
     """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
 
@@ -163,28 +182,20 @@ class NetworkCost(ABC):
         """Return the target's memory for all parameters, except those of the operators `without`."""
 
 
-class CostModel(ABC):
-    """Costs that a target predicts, except those that do not depend on the target (MACs, file sizes)."""
+class CostModel:
+    """The costs of a network on a target. This class predicts neither time nor memory; MACs need no target.
 
-    @property
-    @abstractmethod
-    def objectives(self) -> frozenset[str]:
-        """The objectives that the pruner can minimize on this target, from "compute", "latency" and "cache"."""
+    Attributes:
+        blocks: the numbers of channels that are computed at once.
+        objectives: the objectives that the pruner can minimize on this target, from "compute", "latency" and "cache".
+        hosts: one line about each host for which latency is predicted, by name.
+        clocks: the names of the clocks; the first one is the default.
+    """
 
-    @property
-    @abstractmethod
-    def hosts(self) -> Mapping[str, str]:
-        """One line about each host for which latency is predicted, by name."""
-
-    @property
-    @abstractmethod
-    def clocks(self) -> Sequence[str]:
-        """The names of the clocks; the first one is the default."""
-
-    @property
-    @abstractmethod
-    def blocks(self) -> ChannelBlocks:
-        """The numbers of channels that are computed at once."""
+    blocks: ChannelBlocks
+    objectives: frozenset[str] = frozenset()
+    hosts: Mapping[str, str] = {}
+    clocks: Sequence[str] = ()
 
     @property
     def default_host(self) -> str:
@@ -209,9 +220,9 @@ class CostModel(ABC):
             return _require("clock", name, self.clocks)
         return self.clocks[0] if self.clocks else ""
 
-    @abstractmethod
     def operator(self, shape: OperatorShape) -> OperatorShape:
         """Return an operator with the properties that this target needs. The result can be used in many networks."""
+        return shape
 
     def activation_operators(self, function: str) -> int:
         """Return the number of operators for an activation, in addition to the operator before it.
@@ -221,13 +232,19 @@ class CostModel(ABC):
         """
         return 0 if function in ("linear", "relu", "relu6") else 1
 
-    @abstractmethod
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an input tensor that are sent to the target."""
+        """Return the bytes of an input tensor that are sent to the target; 0 for a target without a bus."""
+        del shape
+        return 0
 
-    @abstractmethod
     def output_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an output tensor that are sent from the target."""
+        """Return the bytes of an output tensor that are sent from the target; 0 for a target without a bus."""
+        del shape
+        return 0
+
+
+class HardwareCostModel(CostModel, ABC):
+    """A cost model that predicts time and memory."""
 
     @abstractmethod
     def of_operators(self, operators: Sequence[Any], input_bytes: int, output_bytes: int) -> NetworkCost:
@@ -253,6 +270,23 @@ class CostModel(ABC):
             smallest: the cost of the network with as few channels as possible.
         """
 
+    @abstractmethod
+    def estimate(
+        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
+    ) -> EstimateResult:
+        """Predict the latency of a model on a host.
+
+        Args:
+            graph: the model, not compiled.
+            host: one of `hosts`; None for the default host.
+            clock: one of `clocks`; None for the first.
+            compiled: the compiled model, if there is one.
+
+        Raises:
+            PipelineError: the target has no such host or clock.
+            ModelError: the compiler will reject the model, or `compiled` is another model.
+        """
+
 
 def _require(kind: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
@@ -266,28 +300,15 @@ class Target(ABC):
 
     Attributes:
         name: its name in pipeline.yaml.
-        digest: SHA-256 of the TOML file, part of the cache key of every stage that depends on the target.
-        tables: the content of the TOML file.
+        summary: one line about the target.
+        digest: SHA-256 of the constants, part of the cache key of every stage that depends on the target.
+        compiler: the vendor's compiler; NO_COMPILER if models need none.
     """
 
     name: str
+    summary: str
     digest: str
-    tables: Mapping[str, Any]
-
-    @property
-    def summary(self) -> str:
-        """One line about the target."""
-        return str(self.tables["summary"])
-
-    @property
-    def has_compiler(self) -> bool:
-        """Whether a model must be compiled for this target."""
-        return "compiler" in self.tables
-
-    @property
-    def compiler_name(self) -> str:
-        """The name of the target's compiler; "" without a compiler."""
-        return str(self.tables["compiler"]["name"]) if self.has_compiler else ""
+    compiler: Compiler = NO_COMPILER
 
     def compiled_by(self, version: str, runtime: int | None = None) -> Target:
         """Return the same target with another version of its compiler.
@@ -299,12 +320,11 @@ class Target(ABC):
         Raises:
             PipelineError: unknown version.
         """
-        _require("compiler", version, [*self.tables["compiler"]["runtimes"]] if self.has_compiler else [])
-        runtimes = dict(self.tables["compiler"]["runtimes"])
+        runtimes = dict(self.compiler.runtimes)
+        _require("compiler", version, [*runtimes])
         if runtime is not None:
             runtimes[version] = min(runtime, runtimes[version])
-        compiler = {**self.tables["compiler"], "version": version, "runtimes": runtimes}
-        return replace(self, tables={**self.tables, "compiler": compiler})
+        return replace(self, compiler=replace(self.compiler, version=version, runtimes=runtimes))
 
     @abstractmethod
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CheckResult:
@@ -364,25 +384,18 @@ class Target(ABC):
         del settings
         return ""
 
-    def estimate(
-        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
-    ) -> EstimateResult:
-        """Predict the latency of a model on a host.
-
-        Args:
-            graph: the model, not compiled.
-            host: one of `cost.hosts`; None for the default host.
-            clock: one of `cost.clocks`; None for the first.
-            compiled: the compiled model, if there is one.
-
-        Raises:
-            PipelineError: this target predicts no latency, or has no such host or clock.
-            ModelError: the compiler will reject the model, or `compiled` is another model.
-        """
-        del graph, host, clock, compiled
-        raise PipelineError(f"no latency is predicted for the target {self.name}")
-
     def newer_than_boards(self, graph: Graph) -> list[str] | None:
         """Return the operators, with versions, that runtimes on old boards cannot load; None if that is unknown."""
         del graph
         return None
+
+
+def hardware_costs(target: Target) -> HardwareCostModel:
+    """Return the cost model of a target that predicts time and memory.
+
+    Raises:
+        PipelineError: the target predicts neither.
+    """
+    if not isinstance(target.cost, HardwareCostModel):
+        raise PipelineError(f"no latency is predicted for the target {target.name}")
+    return target.cost

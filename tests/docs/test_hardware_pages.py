@@ -16,7 +16,7 @@ from compress.targets import load
 from deploy import __main__ as runner
 from deploy.runner.problems import MANUAL, PROBLEMS
 
-HOSTS = load("edgetpu").tables["latency"]["hosts"]
+HOSTS = load("edgetpu").cost.hosts
 PAGES = sorted((ROOT / MANUAL).glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

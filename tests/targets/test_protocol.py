@@ -22,18 +22,12 @@ from compress.pipeline.schema import load
 from compress.surface.cli.main import main
 from deploy.contract import bundle
 
-TOML = """
-summary = "A processor for convolutions"
-[compiler]
-name = "npuc"
-version = "2.0"
-runtimes = {"2.0" = 1, "1.0" = 0}
-"""
 CODE = """
 from dataclasses import asdict, dataclass
 
 from compress.core.artifact import MODEL_COMPILED
-from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, Target
+from compress.core.errors import PipelineError
+from compress.targets.base import ChannelBlocks, Compiler, HardwareCostModel, NetworkCost, Target
 from compress.model.tflite import macs
 from compress.model.tflite.edit import Edit
 
@@ -95,7 +89,7 @@ class NpuNetwork(NetworkCost):
         return 0
 
 
-class NpuCost(CostModel):
+class NpuCost(HardwareCostModel):
     objectives = frozenset({"latency"})
     hosts = {"lab": "in the lab", "field": "in the field"}
     clocks = ("full",)
@@ -122,8 +116,11 @@ class NpuCost(CostModel):
     def cache_limit_bytes(self, smallest):
         raise AssertionError
 
+    def estimate(self, graph, host, clock, compiled=None):
+        raise PipelineError("no latency of a file is predicted for the target npu")
 
-class TARGET(Target):
+
+class Npu(Target):
     cost = NpuCost()
 
     def check(self, graph, *, all_subgraphs=False):
@@ -142,7 +139,7 @@ class TARGET(Target):
         from compress.model.tflite import graph
 
         (folder / MODEL_COMPILED).write_bytes(model)
-        note(f"{self.compiler_name}: {settings.retries} retries")
+        note(f"{self.compiler.name}: {settings.retries} retries")
         placement = self.check(graph.parse(model)).to_json()
         return {"placement": placement, "compiled": True, "reports": [{"version": "2.0"}]}
 
@@ -151,6 +148,9 @@ class TARGET(Target):
 
     def invalid_setting(self, settings):
         return "docker: npuc runs on this machine alone" if settings.docker else ""
+
+
+TARGET = Npu("npu", "A processor for convolutions", "1", Compiler("npuc", "2.0", {"2.0": 1, "1.0": 0}))
 """
 
 
@@ -158,7 +158,6 @@ class TARGET(Target):
 def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Target]:
     folder = tmp_path / "third" / "npu"
     folder.mkdir(parents=True)
-    (folder / "npu.toml").write_text(TOML)
     (folder / "__init__.py").write_text(CODE)
     monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(folder.parent)])
     yield targets.load("npu")
@@ -169,7 +168,7 @@ def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Tar
 
 def test_targets_are_found_by_folder(npu: targets.Target) -> None:
     assert targets.names() == ["cpu", "edgetpu", "npu"]
-    assert (npu.summary, npu.compiled_by("1.0").tables["compiler"]["version"]) == (
+    assert (npu.summary, npu.compiled_by("1.0").compiler.version) == (
         "A processor for convolutions",
         "1.0",
     )

@@ -24,7 +24,7 @@ class Compile(Stage, CompilerSettings):
 
     def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a target without a compiler needs no compiled model."""
-        return None if target.has_compiler else f"the target {target.name} needs no compiler"
+        return None if target.compiler.name else f"the target {target.name} needs no compiler"
 
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the problem of a setting that the target's compiler does not have."""

@@ -8,11 +8,10 @@ with `used_narrow_memory_bytes_per_tile` in compiled models.
 from __future__ import annotations
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
-from compress.targets.edgetpu.constants import ARRAY
+from compress.targets.edgetpu.constants import CONSTANTS
 from darwinn.blocks import round_up
 
-TILES = ARRAY["tiles"]
-"""The number of tiles along height, and along width."""
+TILES = CONSTANTS.tiles
 _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 

@@ -14,7 +14,7 @@ from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
-from compress.targets.edgetpu.constants import MEMORY
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
 
@@ -30,7 +30,6 @@ class Blocker:
         op: the operator's name.
         output: the name of its output tensor.
         macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
-        reason: the rule that it breaks.
     """
 
     index: int
@@ -102,7 +101,7 @@ class Check:
         if times <= 1:
             return "low: activations fit on the chip"
         size = f"activations take {times:.1f} times a tile's memory"
-        if times <= MEMORY["passes_that_compiled"]:
+        if times <= CONSTANTS.memory.passes_that_compiled:
             return f"medium: {size}; such models were compiled, in several passes"
         return f"high: {size}; no such model is known to compile"
 
@@ -193,7 +192,7 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
 
 
 def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
-    _require_inputs(graph, target)
+    _require_inputs(graph)
     table = lookup.table_of(graph)
     placement = place(graph, target, all_subgraphs=all_subgraphs)
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
@@ -204,7 +203,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     if placement.failure is None:
         mapped = [operator for operator in graph.operators if operator.index in on_tpu]
         counts = [parameters.count(operator, graph, target) for operator in mapped]
-        allocation = allocate_cache(counts, target)
+        allocation = allocate_cache(counts)
         has_repeated_constants = any(
             count.size_bytes and operator.name in parameters.ELEMENTWISE
             for operator, count in zip(mapped, counts, strict=True)
@@ -219,18 +218,18 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         _blockers(graph.operators, placement.ops),
         allocation,
         activation_bytes,
-        target.tables["memory"]["narrow_bytes_per_tile"],
-        target.tables["memory"]["plan_bytes"],
+        CONSTANTS.memory.narrow_bytes_per_tile,
+        CONSTANTS.memory.plan_bytes,
         has_repeated_constants,
         unconfirmed,
         None if table is None else table.shape,
     )
 
 
-def _require_inputs(graph: Graph, target: Target) -> None:
+def _require_inputs(graph: Graph) -> None:
     for operator in graph.operators:
         required = operator.inputs[: 1 if "LSTM" in operator.name else 2]  # the first weights of an LSTM are optional
-        if NONE in required and operator.name in target.tables["operators"]:
+        if NONE in required and operator.name in CONSTANTS.operators:
             raise ValueError(f"operator {operator.index} ({operator.name}) lacks an input")
 
 

@@ -60,7 +60,7 @@ def _compiler(settings: CompilerSettings, target: Target, folder: Path) -> Compi
         settings.retries,
         _cache(settings),
         settings.compiler_version,
-        str(target.tables["compiler"]["version"]),
+        target.compiler.version,
     )
 
 
@@ -86,7 +86,7 @@ def _options(settings: CompilerSettings) -> CompilerOptions:
 def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:
     """Return the facts without a compiled model: the prediction, and how to compile."""
     checked, report = expected(parsed, settings, target, settings.compiler_version)
-    name = target.tables["compiler"]["name"]
+    name = target.compiler.name
     cached = " and no result is cached" if settings.cache else ""
     return {
         "placement": checked.to_json(),
@@ -128,7 +128,7 @@ def expected(
     parsed: Graph, settings: CompilerSettings, target: Target, version: str | None
 ) -> tuple[Check, CompilerReport]:
     """Return the predicted placement and log for a compiler version; for the target's version if it is unknown."""
-    known = compiler.known_version(version, target) or str(target.tables["compiler"]["version"])
+    known = compiler.known_version(version, target) or target.compiler.version
     target = target.compiled_by(known, settings.min_runtime_version)
     checked = check(parsed, target, all_subgraphs=settings.all_subgraphs)
     return checked, log.expected_report(checked, parsed, known)

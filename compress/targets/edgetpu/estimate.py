@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.constants import LATENCY
+from compress.targets.edgetpu.constants import CONSTANTS, HostLatency, Latency
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
@@ -150,29 +150,29 @@ def estimate(
         PipelineError: unknown host or clock.
         ModelError: the compiler will reject the model, or it is damaged.
     """
-    hosts = target.tables["latency"]["hosts"]
+    hosts = CONSTANTS.latency.hosts
     if host not in hosts:
         raise PipelineError(f"unknown host {host!r}", allowed=", ".join(hosts))
     if clock not in latency.CLOCKS:
         raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     checked = check(graph, target)
     if checked.placement.failure is not None:
-        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph, target))
+        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph))
     try:
         return _estimate(graph, target, host, clock, compiled, checked)
     except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 
-def _rejection_advice(graph: Graph, target: Target) -> str:
+def _rejection_advice(graph: Graph) -> str:
     """Return advice on a model that the compiler will reject."""
     if any(operator.name == COMPILED_OPERATOR for operator in graph.operators):
         return "give the full-integer model that it was compiled from, and this one with --compiled"
-    unknown = {operator.name for operator in graph.operators if operator.custom and parser_rejection(operator, target)}
+    unknown = {operator.name for operator in graph.operators if operator.custom and parser_rejection(operator)}
     if unknown:
         return f"replace the layers that became {', '.join(sorted(unknown))[:200]}, and convert the model again"
     produced = [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
-    if not any(tensor.dtype in target.tables["dtypes"] for tensor in produced):
+    if not any(tensor.dtype in CONSTANTS.dtypes for tensor in produced):
         return "quantize it first: `quantize` in a pipeline"
     return "see `python -m compress check`, and `legalize`"
 
@@ -180,8 +180,8 @@ def _rejection_advice(graph: Graph, target: Target) -> str:
 def _estimate(
     graph: Graph, target: Target, host: str, clock: str, compiled: Inspection | None, checked: Check
 ) -> Estimate:
-    constants = target.tables["latency"]
-    bus = constants["hosts"][host]
+    constants = CONSTANTS.latency
+    bus = constants.hosts[host]
     on_tpu = {op.index for op in checked.placement.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
     traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
@@ -194,12 +194,12 @@ def _estimate(
     advice = _Advisor(layers, traffic, constants, host, clock).advice(cpu_ms, cpu_alone_ms)
     tile_share = (checked.activation_bytes or 0) / checked.tile_bytes
     return Estimate(
-        latency=_add_cpu_time(prediction, cpu_ms, tile_share, float(bus.get("cpu_factor", constants["cpu_factor"]))),
+        latency=_add_cpu_time(prediction, cpu_ms, tile_share, bus.cpu_factor or constants.cpu_factor),
         layers=layers,
         host=host,
-        host_summary=bus["summary"],
-        basis=bus["basis"],
-        measurements=bus["measurements"],
+        host_summary=bus.summary,
+        basis=bus.basis,
+        measurements=bus.measurements,
         clock=clock,
         streamed_bytes=sum(traffic.streamed_bytes),
         compiled=compiled is not None,
@@ -226,7 +226,7 @@ def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None
         compiled: the compiled model, if there is one.
     """
     predictions = {}
-    for host in target.tables["latency"]["hosts"]:
+    for host in CONSTANTS.latency.hosts:
         try:
             prediction = estimate(graph, target, host, compiled=compiled)
         except ModelError:
@@ -313,7 +313,7 @@ def _bus_traffic(
     """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
     inputs, outputs = transfer_sizes(graph, on_tpu)
     input_bytes, output_bytes = sum(inputs), sum(outputs)
-    streamed = latency.streamed_bytes(layers, target)
+    streamed = latency.streamed_bytes(layers)
     if compiled is not None:
         streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)
     # Instructions are always predicted, because the constants were fitted with predicted ones: MobileNetV1 0.25 at 128
@@ -335,23 +335,23 @@ def _distribute_streamed_bytes(
     return tuple(layer_bytes)
 
 
-def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
+def _cpu_ms(graph: Graph, operator: Operator, bus: HostLatency) -> float:
     """Return the time of an operator on one core of the host: from its multiply-accumulates, or from its elements."""
     macs = arithmetic.macs(graph, operator)
     if macs:
-        return float(macs * bus["cpu_ns_per_mac"] / 1e6)
+        return macs * bus.cpu_ns_per_mac / 1e6
     if operator.name in _FREE_OPERATORS:
         return 0.0
     input_elements = sum(tensor.elements for tensor in graph.input_tensors(operator) if not tensor.is_constant)
     output_elements = sum(tensor.elements for tensor in graph.output_tensors(operator))
-    return float(max(input_elements, output_elements) * bus["cpu_ns_per_element"] / 1e6)
+    return max(input_elements, output_elements) * bus.cpu_ns_per_element / 1e6
 
 
 def _add_cpu_time(
     prediction: LatencyPrediction, cpu_ms: float, tile_share: float, cpu_factor: float
 ) -> LatencyPrediction:
     """Add the CPU operators. The upper limit is higher if the activations do not fit into the tiles."""
-    factor = min(max(tile_share, 1.0), LATENCY["largest_factor"])
+    factor = min(max(tile_share, 1.0), CONSTANTS.latency.largest_factor)
     return replace(
         prediction,
         total=prediction.total + cpu_ms,
@@ -367,7 +367,7 @@ class _Advisor:
 
     layers: Sequence[ArrayLayer]
     traffic: BusTraffic
-    constants: Mapping[str, Any]
+    constants: Latency
     host: str
     clock: str
 

@@ -13,7 +13,7 @@ from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.constants import MEMORY
+from compress.targets.edgetpu.constants import CONSTANTS
 from darwinn import compiled_file, package
 from darwinn.package import DarwinnPackage, Executable
 
@@ -87,7 +87,7 @@ class Inspection:
             *(_describe_tensor("input", tensor) for tensor in self.inputs),
             *(_describe_tensor("output", tensor) for tensor in self.outputs),
         ]
-        tile_bytes = MEMORY["narrow_bytes_per_tile"]
+        tile_bytes = CONSTANTS.memory.narrow_bytes_per_tile
         lines += [
             f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
             f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
@@ -128,7 +128,6 @@ class InspectionResult:
     """The contents of a compiled model, and a comparison with the prediction for its original.
 
     Attributes:
-        inspection: the compiled model.
         rows: the comparison; None without an original.
     """
 

@@ -229,7 +229,7 @@ class _Legalizer:
                 if entry.if_refused != refused:
                     continue
                 if refused:
-                    applies = parser_rejection(operator, self.target) is not None
+                    applies = parser_rejection(operator) is not None
                 elif not entry.operators:
                     applies = violation is not None and violation[0] is rules.operator_version
                 else:
@@ -320,7 +320,7 @@ class _Legalizer:
 
 def _cpu_operator_counts(graph: Graph, target: Target) -> tuple[int, int]:
     """Return the number of operators that the compiler's parser rejects, and of those that stay on the CPU."""
-    refused = sum(parser_rejection(operator, target) is not None for operator in graph.operators)
+    refused = sum(parser_rejection(operator) is not None for operator in graph.operators)
     return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 

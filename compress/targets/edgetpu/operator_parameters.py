@@ -16,7 +16,7 @@ import numpy as np
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
-from compress.targets.edgetpu.constants import PARAMETERS
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import Parameters
 from darwinn.blocks import (
     FLATTENED_MAP_BYTES,
@@ -54,10 +54,6 @@ def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
     return COUNTS.get(operator.name, _unconfirmed)(operator, graph, target)
 
 
-def _compiler(target: Target) -> str:
-    return str(target.tables["compiler"]["version"])
-
-
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
     """Return the bytes of one output in addition to its weights: 4 for a bias, 8 for a scale (4 if all are equal).
 
@@ -69,7 +65,7 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
     bias_position = rules.BIAS_POSITIONS[operator.name]
     if len(operator.inputs) > bias_position and operator.inputs[bias_position] != NONE:
         bias = graph.tensors[operator.inputs[bias_position]]
-        can_drop = weights.dtype == "INT8" and (_compiler(target) == "16.0" or not per_channel)
+        can_drop = weights.dtype == "INT8" and (target.compiler.version == "16.0" or not per_channel)
         size_bytes += 0 if can_drop and bias.is_zero else 4
     if weights.quantization is not None and per_channel:
         size_bytes += 4 if weights.quantization.one_scale else 8
@@ -95,16 +91,7 @@ def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
 
 
 def _touching(taps: int, dilation: int, before: int, stride: int, positions: int, length: int) -> int:
-    """Return the number of taps along one axis that read an input value at any position.
-
-    Args:
-        taps: the size of the kernel.
-        dilation: the distance between taps.
-        before: the padding before the input.
-        stride: the distance between positions.
-        positions: the number of output positions.
-        length: the size of the input.
-    """
+    """Return the number of taps along one axis that read an input value at any position."""
     starts = np.arange(taps, dtype=np.int64) * dilation - before
     first = np.maximum(0, -(starts // stride))
     last = np.minimum(positions - 1, (length - 1 - starts) // stride)
@@ -140,7 +127,7 @@ def _with_weights(operator: Operator, graph: Graph, target: Target, outputs: int
         output_height * output_width,
         one_position_in=height * width == 1,
     )
-    return parameter_memory.mark_uncacheable(parameters, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output)
 
 
 def _lstm(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -174,7 +161,7 @@ def _nothing(operator: Operator, graph: Graph, target: Target) -> Parameters:
 def _unconfirmed(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Count the constants of an operator that no known compiled model has: the compiler may add more."""
     constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
-    size = sum(tensor.elements for tensor in constants if tensor.dtype in target.tables["dtypes"])
+    size = sum(tensor.elements for tensor in constants if tensor.dtype in CONSTANTS.dtypes)
     return Parameters(size, size, is_confirmed=False)
 
 
@@ -199,7 +186,7 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
     parameters = parameter_memory.convolution(
         weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=True
     )
-    return parameter_memory.mark_uncacheable(parameters, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output)
 
 
 def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -235,9 +222,10 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """
     output = graph.output_tensors(operator)[0]
     elements = output.shape[-1] if output.shape else 1
-    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
-    runtime = target.tables["compiler"]["runtimes"]["16.0"]
-    is_old = _compiler(target) == "16.0" and runtime < RUNTIME_WITHOUT_ONE
+    version = target.compiler.version
+    bytes_per_element = CONSTANTS.parameters.softmax_bytes.get(version, 0)
+    size = bytes_per_element * round_up(elements, 4) if elements % 4 else 0
+    is_old = version == "16.0" and target.compiler.runtimes["16.0"] < RUNTIME_WITHOUT_ONE
     size += 64 if size and output.dtype == "UINT8" and is_old else 0
     return Parameters(size, size)
 
@@ -252,7 +240,7 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if channels % INPUT_BLOCK == 0 or height * width == 1:
         return parameter_memory.NONE
     if width > 1 and position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
-        in_parts = PARAMETERS["joined_values_at_once"] < width * channels <= MAX_VALUES
+        in_parts = CONSTANTS.parameters.joined_values_at_once < width * channels <= MAX_VALUES
         return _packed_in_parts(width, channels) if in_parts else _packed(width, channels)
     is_flatten = output.shape[-1:] == (output.elements,)
     consumers = graph.consumers.get(output.index, ())
@@ -277,7 +265,7 @@ def _packed_in_parts(blocks: int, channels: int) -> Parameters:
 
     Source: observed in compiled detectors.
     """
-    values, part = blocks * channels, PARAMETERS["joined_values_of_a_part"]
+    values, part = blocks * channels, CONSTANTS.parameters.joined_values_of_a_part
     size = 0
     for first in range(0, values, part):
         last = min(first + part, values) - 1
@@ -335,7 +323,7 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
         position(graph.tensors[operator.inputs[0]])[2],
         position(graph.output_tensors(operator)[0])[2],
     )
-    bias_bytes = 0 if _compiler(target) == "16.0" else 4
+    bias_bytes = 0 if target.compiler.version == "16.0" else 4
     size = round_up(padded_rows(output_channels) * (round_up(input_channels, INPUT_BLOCK) + bias_bytes), 64)
     return Parameters(size, size)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
 
 from compress.core.errors import ModelError
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
+from compress.targets.edgetpu.constants import CONSTANTS
 
 Rule = Callable[[Operator, Graph, Target], str | None]
 BIAS_POSITIONS = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}
@@ -45,8 +45,8 @@ def supported_operator(operator: Operator, graph: Graph, target: Target) -> str 
 
     Replace the layer by a supported one, or move it to the end of the model.
     """
-    del graph
-    if operator.name in target.tables["operators"] and not operator.custom:
+    del graph, target
+    if operator.name in CONSTANTS.operators and not operator.custom:
         return None
     return f"{operator.name} is not supported"
 
@@ -57,11 +57,11 @@ def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | 
     Use compiler 16.0, and runtime 14 on the device.
     """
     del graph
-    compiler = target.tables["compiler"]
-    required = target.tables["operators"].get(operator.name, {}).get("runtime", 0)
-    if required <= compiler["runtimes"][compiler["version"]]:
+    compiler = target.compiler
+    known = CONSTANTS.operators.get(operator.name)
+    if known is None or known.runtime <= compiler.runtimes[compiler.version]:
         return None
-    return f"{operator.name} needs runtime {required}, newer than compiler {compiler['version']} writes for"
+    return f"{operator.name} needs runtime {known.runtime}, newer than compiler {compiler.version} writes for"
 
 
 def operator_version(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -69,11 +69,11 @@ def operator_version(operator: Operator, graph: Graph, target: Target) -> str | 
 
     Quantize the model with Coralline, which writes the oldest possible versions.
     """
-    del graph
-    newest = target.tables["operators"].get(operator.name, {}).get("max_version", operator.version)
-    if operator.version <= newest:
+    del graph, target
+    known = CONSTANTS.operators.get(operator.name)
+    if known is None or operator.version <= known.max_version:
         return None
-    return f"version {operator.version}; the newest supported version is {newest}"
+    return f"version {operator.version}; the newest supported version is {known.max_version}"
 
 
 def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -81,6 +81,7 @@ def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str |
 
     Quantize the whole model to full integer, including inputs and outputs.
     """
+    del target
     bias_position = BIAS_POSITIONS.get(operator.name, len(operator.inputs))
     bias = operator.inputs[bias_position : bias_position + 1]
     is_lstm = operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM"
@@ -90,7 +91,7 @@ def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str |
         lstm_state = tensor.is_variable or (is_lstm and tensor.is_constant)
         if tensor.index in bias or structural or lstm_state:
             continue
-        if tensor.dtype not in target.tables["dtypes"]:
+        if tensor.dtype not in CONSTANTS.dtypes:
             return f"{tensor.name} is {tensor.dtype}"
     return None
 
@@ -113,7 +114,8 @@ def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | 
     Use batch 1 and no 5-dimensional tensors. `python -m compress legalize` replaces those that only move values
     (channel shuffles, upsampling, detection heads).
     """
-    limit = target.tables["max_active_rank"]
+    del target
+    limit = CONSTANTS.max_active_rank
     for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         outer = tensor.shape[: max(len(tensor.shape) - limit, 0)]
         if not tensor.is_constant and any(size > 1 for size in outer):
@@ -192,10 +194,11 @@ def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None
 
     Compute the softmax in the application, or make the output smaller.
     """
+    del target
     if operator.name != "SOFTMAX":
         return None
     shape = graph.output_tensors(operator)[0].shape
-    limit = target.tables["limits"]["softmax_elements"]
+    limit = CONSTANTS.limits.softmax_elements
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
 
@@ -256,10 +259,11 @@ def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | No
 
     Use strides or pooling before it; or split the map, and take the mean of the means of its parts.
     """
+    del target
     if operator.name != "MEAN":
         return None
     positions = _window_positions(operator, graph)
-    limit = target.tables["limits"]["reduced_positions_refused"]
+    limit = CONSTANTS.limits.reduced_positions_refused
     return f"is over {positions:,} positions; {limit:,} are not mapped (edgetpu#461)" if positions >= limit else None
 
 
@@ -293,10 +297,11 @@ def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | No
 
     Keep the layout height, width, channels. `python -m compress legalize` removes transposes that cancel each other.
     """
+    del target
     if operator.name != "TRANSPOSE":
         return None
     tensor = graph.tensors[operator.inputs[0]]
-    limit = target.tables["limits"]["transpose_elements"]
+    limit = CONSTANTS.limits.transpose_elements
     moves_values = sum(size > 1 for size in tensor.shape) > 1
     if not moves_values or tensor.elements <= limit:
         return None
@@ -308,11 +313,12 @@ def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None
 
     Add pooling before the flatten layer; global average pooling needs no flatten layer.
     """
+    del target
     if operator.name != "RESHAPE":
         return None
     source = graph.tensors[operator.inputs[0]]
     output = graph.output_tensors(operator)[0]
-    limit = target.tables["memory"]["narrow_bytes_per_tile"]
+    limit = CONSTANTS.memory.narrow_bytes_per_tile
     if sum(size > 1 for size in output.shape) > 1 or sum(size > 1 for size in source.shape) < 2:
         return None
     size_bytes = prod(source.shape[:-1]) * -(-source.shape[-1] // 4) * 4
@@ -402,30 +408,30 @@ def warning(operator: Operator, graph: Graph) -> tuple[str, str] | None:
     )
 
 
-def size_risk(operator: Operator, graph: Graph, target: Target) -> str:
+def size_risk(operator: Operator, graph: Graph) -> str:
     """Return why it is not known whether an operator of this size is mapped, or "".
 
     Only operators with a limit of their own are compared; that of all others is the memory for activations.
     """
-    limits = target.tables["limits"]
+    limits = CONSTANTS.limits
     if operator.name in (*REDUCTIONS, *_POOLING):
-        positions, mapped = _window_positions(operator, graph), limits["reduced_positions_mapped"]
+        positions, mapped = _window_positions(operator, graph), limits.reduced_positions_mapped
         if positions > mapped:
-            refused = limits["reduced_positions_refused"]
+            refused = limits.reduced_positions_refused
             return (
                 f"it reduces {positions:,} positions; up to {mapped:,} are known to be mapped, {refused:,} are known "
                 "not to be (edgetpu#461, edgetpu#183)"
             )
-    if operator.name in limits["resized_elements_mapped"]:
+    if operator.name in limits.resized_elements_mapped:
         elements = graph.output_tensors(operator)[0].elements
-        mapped = limits["resized_elements_mapped"][operator.name]
+        mapped = limits.resized_elements_mapped[operator.name]
         if elements > mapped:
             return (
                 f"it writes {elements:,} values; up to {mapped:,} are known to be mapped, and larger ones stayed on "
                 "the CPU (edgetpu#31, edgetpu#187)"
             )
     if operator.name in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
-        inputs, mapped = (graph.tensors[operator.inputs[0]].shape or (1,))[-1], limits["lstm_inputs_mapped"]
+        inputs, mapped = (graph.tensors[operator.inputs[0]].shape or (1,))[-1], limits.lstm_inputs_mapped
         if inputs > mapped:
             return f"it has {inputs:,} inputs; with 1,000 the compiler failed, with {mapped} it did not (edgetpu#598)"
     return ""
@@ -448,9 +454,9 @@ def documentation(rule: Rule) -> tuple[str, str]:
     return requirement, " ".join(advice.split())
 
 
-def describe(rule: Rule, violation: str, operator: Operator, target: Target) -> dict[str, Any]:
+def describe(rule: Rule, violation: str, operator: Operator) -> dict[str, str]:
     """Return a violation as the fields of a report: status, reason, advice."""
     requirement, advice = documentation(rule)
     if rule is supported_operator:
-        advice = target.tables["advice"].get(operator.name, advice)
+        advice = CONSTANTS.advice.get(operator.name, advice)
     return {"status": RULES[rule], "reason": f"{violation}. {requirement}", "advice": advice}

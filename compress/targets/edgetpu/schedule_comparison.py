@@ -77,7 +77,7 @@ def compare(
     unmatched = tuple(
         f"{operator.index} {operator.name}" for operator in comparison.on_tpu if operator.index not in matched
     )
-    version = str(comparison.target.tables["compiler"]["version"])
+    version = comparison.target.compiler.version
     return named, ScheduleComparison(version, tuple(differences), dict(comparison.counts), unmatched)
 
 
@@ -99,7 +99,7 @@ class _ComparedSchedule:
         self.target, self.predicted = _most_similar(original, target, self._parameter_bytes())
         self.layers = estimate.array_layers(original, self.target) if self.predicted.failure is None else []
         self.streamed = dict(
-            zip((layer.index for layer in self.layers), latency.streamed_bytes(self.layers, self.target), strict=True)
+            zip((layer.index for layer in self.layers), latency.streamed_bytes(self.layers), strict=True)
         )
         self.counts: Counter[str] = Counter()
 
@@ -253,12 +253,12 @@ def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tupl
     The file does not say its version: its minimum runtime alone fits several.
     """
     candidates: list[tuple[int, bool, int, Target, Check]] = []
-    for version in target.tables["compiler"]["runtimes"]:
+    for version in target.compiler.runtimes:
         candidate = target.compiled_by(version)
         predicted = check(original, candidate)
         sizes = predicted.parameters
         total = sizes.cached_bytes + sizes.streamed_bytes if sizes else 0
-        is_own = version == target.tables["compiler"]["version"]
+        is_own = version == target.compiler.version
         candidates.append((abs(total - parameter_bytes), not is_own, len(candidates), candidate, predicted))
     _, _, _, candidate, predicted = min(candidates, key=lambda option: option[:3])
     return candidate, predicted

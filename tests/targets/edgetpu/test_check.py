@@ -79,7 +79,7 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
     def kept(*sizes: float, streamed: float = 0.0) -> str:
         layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
         layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
-        allocation = parameter_memory.allocate_cache(layers, TARGET)
+        allocation = parameter_memory.allocate_cache(layers)
         assert allocation.cached_bytes + allocation.streamed_bytes == sum(layer.size_bytes for layer in layers)
         return "".join("-+"[not streamed] for streamed in allocation.streamed)
 

@@ -22,11 +22,12 @@ from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.estimate import estimate
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 TARGET = load("edgetpu")
-CONSTANTS = TARGET.tables["latency"]
+LATENCY = CONSTANTS.latency
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 NOTHING = BusTraffic(0, 0, 0, ())
 
@@ -58,11 +59,11 @@ def test_large_maps_take_their_weights_more_than_once(side: int, passes: int) ->
     assert conv(400, inputs=400, side=side).passes == passes
 
 
-@pytest.mark.parametrize("host", sorted(CONSTANTS["hosts"]))
+@pytest.mark.parametrize("host", sorted(LATENCY.hosts))
 def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
     layers = (conv(256, inputs=256), conv(512, inputs=256))
     sent = BusTraffic(50_000, 10_000, 30_000, (0, 1_000_000))
-    prediction = latency.predict(layers, sent, CONSTANTS, host)
+    prediction = latency.predict(layers, sent, LATENCY, host)
     assert prediction.total == pytest.approx(sum(prediction.parts.values()))
     assert prediction.low < prediction.total < prediction.high
     assert sum(prediction.layers) == pytest.approx(prediction.parts["compute_ms"] + prediction.parts["stream_ms"])
@@ -72,15 +73,15 @@ def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
         {"instruction_bytes": 60_000},
         {"streamed_bytes": (1_000_000,) * 2},
     ):
-        assert latency.predict(layers, replace(sent, **more), CONSTANTS, host).total > prediction.total
-    slow = latency.predict(layers, sent, CONSTANTS, host, "std")
+        assert latency.predict(layers, replace(sent, **more), LATENCY, host).total > prediction.total
+    slow = latency.predict(layers, sent, LATENCY, host, "std")
     assert slow.total > prediction.total
 
 
 def test_streaming_overlaps_with_its_own_layer() -> None:
     """On hosts that wait, a layer takes the longer time of computing and streaming."""
-    layer, bus = conv(64), {**CONSTANTS["hosts"]["usb3"], "fixed_ms": 0.0}
-    constants = {**CONSTANTS, "layer_us": 0.0, "hosts": {"usb3": bus}}
+    layer, bus = conv(64), replace(LATENCY.hosts["usb3"], fixed_ms=0.0)
+    constants = replace(LATENCY, layer_us=0.0, hosts={"usb3": bus})
     computed = latency.predict((layer,), replace(NOTHING, streamed_bytes=(0,)), constants, "usb3").total
     hidden = int(computed / bus["transfer_ms_per_mb"] * 1e6)
     assert latency.predict((layer,), replace(NOTHING, streamed_bytes=(hidden,)), constants, "usb3").total == computed
@@ -196,7 +197,7 @@ def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: 
 def test_published_measurements_are_met_without_their_models() -> None:
     """The test uses the shipped constants; benchmarks/latency.py also leaves out each model in turn."""
     measurements = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
-    shipped = [published_latency.predicted(row, CONSTANTS) for row in measurements]
+    shipped = [published_latency.predicted(row, LATENCY) for row in measurements]
     figures = published_latency.judged(measurements, shipped, lambda row: row.model)
     assert (figures["pooled"]["rows"], figures["stacks of convolutions"]["rows"]) == (43, 36)
     assert figures["pooled"]["median"] <= 0.05

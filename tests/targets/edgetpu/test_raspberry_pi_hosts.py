@@ -16,10 +16,11 @@ from paths import EDGETPU
 
 from compress.model.tflite import graph
 from compress.targets import load
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.estimate import estimate
 
 TARGET = load("edgetpu")
-HOSTS = TARGET.tables["latency"]["hosts"]
+HOSTS = CONSTANTS.latency.hosts
 PI_HOSTS = ("pi4-usb3", "pi5-usb3", "pi5-pcie")
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 
@@ -28,7 +29,7 @@ shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not ther
 def test_the_constants_are_those_of_the_benchmark() -> None:
     """After a change, run `python benchmarks/latency_raspberry_pi.py --write`."""
     for host, constants in raspberry_pi_latency.constants().items():
-        shipped = {name: HOSTS[host][name] for name in constants}
+        shipped = {name: getattr(HOSTS[host], name) for name in constants}
         assert shipped == pytest.approx(constants, rel=0.01)
 
 

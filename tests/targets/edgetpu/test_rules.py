@@ -15,6 +15,7 @@ from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.placement import MAPPED, place
 from compress.targets.edgetpu.rewrites import REWRITES
 
@@ -261,7 +262,7 @@ def test_a_broken_rule_gives_reason_and_advice(rule: rules.Rule, what: str, grap
     if broken[0] is rule:
         requirement, advice = rules.documentation(rule)
         assert op.reason == f"{rule(graph.operators[0], graph, TARGET)}. {requirement}"
-        assert op.advice == TARGET.tables["advice"].get(op.op, advice)
+        assert op.advice == CONSTANTS.advice.get(op.op, advice)
 
 
 @pytest.mark.parametrize(("version", "mapped"), [("16.0", True), ("15.0", False), ("2.1", False), ("1.0", False)])
@@ -274,10 +275,10 @@ def test_an_operator_needs_a_compiler_that_has_it(version: str, mapped: bool) ->
 
 def test_what_is_advised_is_done() -> None:
     """If the advice names `legalize`, there is a rewrite for that operator."""
-    advice = TARGET.tables["advice"]
+    advice = CONSTANTS.advice
     rewritten = {name for entry in REWRITES for name in entry.operators} | {"SHAPE", "DEQUANTIZE", "BATCH_TO_SPACE_ND"}
     assert {name for name, text in advice.items() if "legalize" in text} <= rewritten
-    assert not set(advice) & set(TARGET.tables["operators"])
+    assert not set(advice) & set(CONSTANTS.operators)
 
 
 def test_a_dense_layer_with_many_scales_is_mapped_with_a_caution() -> None:

@@ -92,7 +92,7 @@ def find_compiler(
         target: the target, which has the compiler's name.
         folder: the working folder for the compiler on this machine; None for the system's folder for temporary files.
     """
-    name = str(target.tables["compiler"]["name"])
+    name = target.compiler.name
     if docker is not None:
         return Docker(docker, name)
     if ssh is not None:
@@ -259,4 +259,4 @@ def _tensors(model: Graph, indices: Sequence[int]) -> list[tuple[str, tuple[int,
 def known_version(version: str | None, target: Target) -> str | None:
     """Return the target's name ("16.0") for a version as the compiler prints it; None for an unknown version."""
     short = re.match(r"[0-9]+\.[0-9]+", version or "")
-    return short[0] if short and short[0] in target.tables["compiler"]["runtimes"] else None
+    return short[0] if short and short[0] in target.compiler.runtimes else None

@@ -37,7 +37,6 @@ class Failure:
 
     Attributes:
         name: the name of the function that recognizes it.
-        cause: the cause of the failure.
         what: the exit code, and the compiler's message.
         operators: the operators that cause it, each with its layer.
         fix: how to fix it.

@@ -35,7 +35,6 @@ class CompilerReport:
     """The compiler's report about a model, real or predicted. None means that a figure is not in the report.
 
     Attributes:
-        version: the compiler's version.
         operations: the table of operators, in alphabetical order.
         subgraphs: partitions on the Edge TPU.
         total: the number of operators.

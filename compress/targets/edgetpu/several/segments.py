@@ -23,6 +23,7 @@ from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
+from compress.targets.edgetpu.cost import EdgeTpuCost
 from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.placement import place
@@ -78,7 +79,6 @@ class SplitGraph:
 
     Attributes:
         graph: the model; tensors that can cross have different names.
-        target: the Edge TPU.
         host: the host of the predictions.
         clock: the clock of the Edge TPU.
     """
@@ -156,13 +156,16 @@ class SplitGraph:
         return estimate.array_layers(replace(self.graph, operators=tuple(self._able), inputs=inputs), self.target)
 
     @cached_property
+    def _costs(self) -> EdgeTpuCost:
+        return EdgeTpuCost(self.target)
+
+    @cached_property
     def _operator_ms(self) -> list[float]:
         """The time that each operator takes in every segment: on the array, or on the CPU."""
         able = {operator.index for operator in self._able}
-        model = self.target.cost
         times = [0.0] * len(self.graph.operators)
         for layer in self._layers:
-            times[layer.index] = model.of_operators([layer], 0, 0).compute_ms(self.clock)
+            times[layer.index] = self._costs.of_operators([layer], 0, 0).compute_ms(self.clock)
         for operator in self.graph.operators:
             if able and operator.index not in able:
                 pair = replace(self.graph, operators=(self._able[0], operator))
@@ -175,13 +178,12 @@ class SplitGraph:
             return self.segment(start, stop)
         inputs, outputs = self._ends(start, stop)
         tensors = self.graph.tensors
-        model = self.target.cost
         input_bytes = sum(tensors[index].elements for index in inputs)
-        output_bytes = sum(model.output_bytes(tensors[index].shape) for index in outputs)
-        cost = model.of_operators(self._layers_of(start, stop), input_bytes, output_bytes)
+        output_bytes = sum(self._costs.output_bytes(tensors[index].shape) for index in outputs)
+        cost = self._costs.of_operators(self._layers_of(start, stop), input_bytes, output_bytes)
         unavoidable = sum(cost.never_cached.values())
         risk = STREAMS if cost.streamed_bytes > unavoidable else FITS
-        if risk == FITS and cost.cached_bytes(cost.never_cached) > model.cache_bytes():
+        if risk == FITS and cost.cached_bytes(cost.never_cached) > self._costs.cache_bytes():
             risk = UNCERTAIN
         return _Cost(cost.latency_ms(self.host, self.clock), risk)
 
@@ -190,7 +192,7 @@ class SplitGraph:
         if self._unable_before[stop] == self._unable_before[start]:
             return 0.0
         layers = self._layers_of(start, stop)
-        array_ms = self.target.cost.of_operators(layers, 0, 0).latency_ms(self.host, self.clock) if layers else 0.0
+        array_ms = self._costs.of_operators(layers, 0, 0).latency_ms(self.host, self.clock) if layers else 0.0
         return array_ms + self._unable_ms[stop] - self._unable_ms[start]
 
     @cached_property

@@ -77,7 +77,6 @@ class Split:
     """A model in segments, verified.
 
     Attributes:
-        model: the model.
         segments: its segments, one for each Edge TPU.
         choices: one Edge TPU, copies of the whole model, and pipelines of 2 segments and more.
         equal_bytes: the segments with equal parameter bytes; None if they were not requested, or do not exist.
@@ -159,7 +158,7 @@ class Split:
         return "\n".join(lines)
 
     def _commands(self) -> list[str]:
-        name = self.model.target.compiler_name
+        name = self.model.target.compiler.name
         return [f"{name} -s {file}" for file in self.files]
 
     def to_json(self) -> dict[str, Any]:

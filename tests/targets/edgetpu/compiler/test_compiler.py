@@ -144,7 +144,7 @@ def compiler_outcome() -> Any:
 
 
 def test_how_to_compile_names_the_command() -> None:
-    assert TARGET.tables["compiler"]["name"] in compiler.HOW_TO_COMPILE
+    assert TARGET.compiler.name in compiler.HOW_TO_COMPILE
 
 
 @pytest.mark.parametrize(
