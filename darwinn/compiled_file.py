@@ -55,6 +55,11 @@ class CompiledFile:
         """The executables of all custom operators."""
         return tuple(executable for operator in self.operators for executable in operator.package.executables)
 
+    @property
+    def custom_operators(self) -> set[int]:
+        """The indices of the custom operators in the file's graph."""
+        return {compiled.operator.index for compiled in self.operators}
+
     def bytes_at(self, positions: range) -> bytes:
         """Return a part of the file, such as the parameters of an executable."""
         return self.content[positions.start : positions.stop]
@@ -80,11 +85,15 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
     """
     parsed = graph.parse(content, where)
     try:
-        operators = tuple(_compiled_operator(content, operator) for operator in custom_operators(parsed, where))
+        operators = []
+        for operator in custom_operators(parsed, where):
+            positions = _custom_options(content, operator.index)
+            options = package.read(content[positions.start : positions.stop], positions.start)
+            operators.append(CompiledOperator(operator, options))
     except ModelError as error:
         error.where = where
         raise
-    file = CompiledFile(content, parsed, operators)
+    file = CompiledFile(content, parsed, tuple(operators))
     size = sum(executable.instruction_bytes for executable in file.executables)
     if size > MAX_INSTRUCTION_BYTES:
         allowed = f"{MAX_INSTRUCTION_BYTES:,} bytes"
@@ -116,11 +125,6 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
             hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
         )
     return operators
-
-
-def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:
-    positions = _custom_options(content, operator.index)
-    return CompiledOperator(operator, package.read(content[positions.start : positions.stop], positions.start))
 
 
 def _custom_options(content: bytes, index: int) -> range:

@@ -11,7 +11,6 @@ from compress.core.errors import ModelError
 from darwinn import compiled_file
 from darwinn.blocks import INPUT_BLOCK
 from darwinn.compiled_file import CompiledFile, CompiledOperator
-from darwinn.data_flow import step_reads
 from darwinn.explanation import (
     CPU_MARK,
     ExplainedOperator,
@@ -36,7 +35,7 @@ from darwinn.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover
+from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover, step_reads
 from darwinn.tensor_steps import ProgramStep, tensor_steps
 
 _CACHING = "PARAMETER_CACHING"
@@ -99,10 +98,10 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
     """Read the executables of a custom operator: those that cache parameters first."""
     hints = compiled_file.dma_hints(file, compiled)
     indices = range(first, first + len(compiled.package.executables))
-    read = [
-        (index, executable, hint, read_program(_bundles(file, executable)))
-        for index, executable, hint in zip(indices, compiled.package.executables, hints, strict=True)
-    ]
+    read = []
+    for index, executable, hint in zip(indices, compiled.package.executables, hints, strict=True):
+        content = [bundle for stream in executable.instructions for bundle in bundles(file.bytes_at(stream))]
+        read.append((index, executable, hint, read_program(content)))
     read.sort(key=lambda entry: entry[1].type != _CACHING)
     cached = [
         region
@@ -134,10 +133,6 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
             _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
         )
     return programs
-
-
-def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
-    return [bundle for stream in executable.instructions for bundle in bundles(file.bytes_at(stream))]
 
 
 def _order(file: CompiledFile) -> tuple[str, ...]:
@@ -173,6 +168,7 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
     owners = _owners(read)
     reads = step_reads(read.steps)
     buffers = _buffers(read, owners, reads)
+    operations = Counter(OPERATION_NAMES[instruction.operation] for instruction in program.instructions)
     return ExplainedProgram(
         part=part,
         type=executable.type,
@@ -182,7 +178,7 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         bundles=len(program.bundles),
         understood_bundles=len(program.bundles) - len(program.unknown),
         instructions=len(program.instructions),
-        operations=_operations(program),
+        operations=dict(operations.most_common()),
         scalar_loops=program.scalar_loops,
         step_cycles=tuple(step.cycles for step in read.steps),
         step_operators=tuple(owners),
@@ -195,12 +191,6 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         operators=tuple(_operator(index, operator, read) for index, operator in enumerate(read.operators)),
         buffers=tuple(buffers),
     )
-
-
-def _operations(program: Program) -> dict[str, int]:
-    """Return the number of instructions for tiles, by what they do."""
-    counts = Counter(OPERATION_NAMES[instruction.operation] for instruction in program.instructions)
-    return dict(counts.most_common())
 
 
 def _layer(layer: LayerInfo) -> tuple[str, tuple[int, ...], int]:

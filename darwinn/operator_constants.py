@@ -118,6 +118,12 @@ def quantization_of(tensor: Tensor) -> tuple[float, int]:
     return tensor.quantization.scale[0], unsigned_zero_point(tensor)
 
 
+def activation_quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int]]:
+    """Return the scale and the zero point, as that of uint8, of each activation that an operator reads or writes."""
+    tensors = (*graph.input_tensors(operator), *graph.output_tensors(operator))
+    return [quantization_of(tensor) for tensor in tensors if is_activation(tensor)]
+
+
 def forms(graph: Graph, operator: Operator) -> tuple[Form, ...]:
     """Return the kinds of instructions that an operator can have, with their constants; none for an unknown one."""
     function = _FORMS.get(operator.name)

@@ -115,6 +115,12 @@ def parameter_bytes(file: CompiledFile, executable: Executable) -> NDArray[np.ui
     return np.frombuffer(file.bytes_at(executable.parameters), np.uint8)
 
 
+def region_bytes(file: CompiledFile, region: ParameterRegion) -> NDArray[np.uint8]:
+    """Return the bytes of a region, without the zeros up to the next one."""
+    content = parameter_bytes(file, file.executables[region.executable])
+    return content[region.offset : region.offset + region.size_bytes]
+
+
 def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> ParameterLocation:
     """Find the parameters of operators in a compiled file.
 
@@ -150,9 +156,6 @@ class _Blob:
     def __post_init__(self) -> None:
         self.text = self.content.tobytes()
         self.claimed = np.zeros(-(-len(self.content) // ALIGNMENT), bool)
-
-    def lines(self, offset: int, size: int) -> NDArray[np.bool_]:
-        return self.claimed[offset // ALIGNMENT : -(-(offset + size) // ALIGNMENT)]
 
     def gaps(self) -> list[range]:
         """Return the bytes between regions."""
@@ -190,7 +193,7 @@ class _Search:
         remaining = list(parts)
         while remaining:
             for part in remaining:
-                candidates[part] = self._free(candidates[part])
+                candidates[part] = [region for region in candidates[part] if not self._lines(region).any()]
             remaining = [part for part in remaining if candidates[part]]
             certain = next((part for part in remaining if len(candidates[part]) == 1), None)
             if certain is not None:
@@ -219,15 +222,15 @@ class _Search:
             self._claim([replace(region, is_interchangeable=shared) for region in candidates[other][number:stop]])
         return [other for other in remaining if other not in alike]
 
-    def _free(self, regions: list[ParameterRegion]) -> list[ParameterRegion]:
-        return [region for region in regions if not self._blob(region).lines(region.offset, region.size_bytes).any()]
-
     def _claim(self, regions: Iterable[ParameterRegion]) -> None:
         for region in regions:
-            lines = self._blob(region).lines(region.offset, region.size_bytes)
+            lines = self._lines(region)
             if not lines.any():
                 lines[:] = True
                 self.regions.append(region)
+
+    def _lines(self, region: ParameterRegion) -> NDArray[np.bool_]:
+        return self._blob(region).claimed[region.offset // ALIGNMENT : region.extent.stop // ALIGNMENT]
 
     def _content(self, region: ParameterRegion) -> NDArray[np.uint8]:
         return self._blob(region).content[region.offset : region.offset + region.size_bytes]
@@ -416,7 +419,7 @@ def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[
 
     Several are possible if many values are equal. Other values would then have different bytes in each.
     """
-    content = parameter_bytes(file, file.executables[region.executable])[region.offset :][: region.size_bytes]
+    content = region_bytes(file, region)
     return [
         (index, layout)
         for index, choice in enumerate(region.parameters.choices)

@@ -186,7 +186,8 @@ class _ProgramReader:
         if bundle == 0:
             return 1
         if bundle & 0x3F == 0 and operation in _LENGTHS and not bundle >> _SCALAR_BIT & 1:
-            missing = _number(bundle, operation) - self.numbered & _NUMBER_MASK
+            number = bundle >> (28 if operation == _WAIT else 46) & _NUMBER_MASK
+            missing = number - self.numbered & _NUMBER_MASK
             if self.has_begun and (missing == 0 or (self.is_lost and missing <= _MOST_MISSING)):
                 self.numbered += missing + 1
                 self.is_lost = False
@@ -196,10 +197,6 @@ class _ProgramReader:
         self.program.unknown.append(index)
         self.is_lost = True
         return 1
-
-
-def _number(bundle: int, operation: int) -> int:
-    return bundle >> (28 if operation == _WAIT else 46) & _NUMBER_MASK
 
 
 class _ScalarCore:

@@ -18,7 +18,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from darwinn.data_flow import step_reads
 from darwinn.operator_geometry import (
     Geometry,
     TileGrid,
@@ -169,18 +168,20 @@ class _Recovery:
             last.cycles += step.cycles
             return
         operator.cycles = step.cycles
-        operator.reads = tuple(dict.fromkeys(owner for source in reads for owner in self._owners(source)))
+        owners: dict[int, None] = {}
+        for source in reads:
+            owners.update(dict.fromkeys([self.owner[step_index] for step_index in source] or [-1]))
+        operator.reads = tuple(owners)
         self.owner.append(len(self.operators))
         self.operators.append(operator)
-
-    def _owners(self, source: Sequence[int]) -> list[int]:
-        return [self.owner[step_index] for step_index in source] or [-1]
 
     def _operator(self, index: int) -> RecoveredOperator | None:
         """Return the operator that a step begins; None if it belongs to the last one."""
         step = self.steps[index]
         if step.kind is StepKind.SOFTMAX or self._is_inside_softmax(index):
-            return self._softmax(index)
+            if self.operators and self.operators[-1].names == ("SOFTMAX",):
+                return None
+            return RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [index])
         if step.kind is StepKind.WEIGHTS:
             return self._weighted(index)
         if step.kind is StepKind.RESCALE:
@@ -218,11 +219,6 @@ class _Recovery:
         return copies and any(
             step.kind is StepKind.SOFTMAX for step in self.steps[index + 1 : index + 1 + _SOFTMAX_GAP]
         )
-
-    def _softmax(self, index: int) -> RecoveredOperator | None:
-        if self.operators and self.operators[-1].names == ("SOFTMAX",):
-            return None
-        return RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [index])
 
     def _rescale(self, index: int) -> RecoveredOperator:
         """Return a copy with another scale, or a product or sum with a constant vector in the parameters."""
@@ -419,3 +415,54 @@ def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator])
         same = next((candidate for candidate in sources if candidate.positions == operator.positions), None)
         if same is not None and operator.passes == 1:
             operator.height, operator.width = same.height, same.width
+
+
+_MAX_DISTANCE = 512
+"""The steps before a step that are searched for what it reads."""
+_MAX_PARTS = 8
+"""The steps before a step that can write other parts of the same result."""
+
+
+def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
+    """Return for each step, and each of its `sources`, the steps that wrote it; none if no step did."""
+    targets = [step.target for step in steps]
+    signatures = [_signature(step) for step in steps]
+    reads: list[list[list[int]]] = []
+    last_reader = [-1] * len(steps)
+    for index, step in enumerate(steps):
+        sources = []
+        for extent in step.sources:
+            earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
+            last = next((step_index for step_index in earlier if _overlap(targets[step_index], extent)), None)
+            parts = [] if last is None else [*_other_parts(signatures, targets, last, last_reader), last]
+            sources.append([part for part in parts if _overlap(targets[part], extent)])
+        reads.append(sources)
+        for writer in (step_index for source in sources for step_index in source):
+            last_reader[writer] = index
+    return reads
+
+
+def _signature(step: ProgramStep) -> tuple[object, ...]:
+    """Return what is equal in all steps of one operator."""
+    shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
+    return step.kind, step.constants, shape
+
+
+def _other_parts(
+    signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int, last_reader: Sequence[int]
+) -> list[int]:
+    """Return the steps before `last` that wrote other parts of the same result: not read or written over before it."""
+    parts = []
+    for step in range(max(last - _MAX_PARTS, 0), last):
+        if signatures[step] != signatures[last] or step < last_reader[step] < last:
+            continue
+        target, later = targets[step], range(step + 1, last + 1)
+        is_covered = any(targets[other].start <= target.start and target.stop <= targets[other].stop for other in later)
+        is_reused = any(_overlap(targets[other], target) for other in later if signatures[other] != signatures[last])
+        if not is_covered and not is_reused:
+            parts.append(step)
+    return parts
+
+
+def _overlap(first: range, second: range) -> bool:
+    return first.start < second.stop and second.start < first.stop

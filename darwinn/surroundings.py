@@ -19,7 +19,7 @@ from compress.model.tflite.graph import Graph, Tensor
 from compress.model.tflite.verifier import Allowance
 from darwinn.compiled_file import CompiledFile
 from darwinn.operator_constants import unsigned_zero_point
-from darwinn.package import Executable, LayerInfo, PackageTable
+from darwinn.package import LayerInfo, PackageTable
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
 _MODEL_SUBGRAPHS, _MODEL_BUFFERS = 2, 4
@@ -256,10 +256,6 @@ def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping
     problems += [
         f"an executable ({executable.type}) has no caching token that could be replaced"
         for executable in file.executables
-        if executable.token_position is None and _is_cached(executable)
+        if executable.token_position is None and executable.type != "STAND_ALONE"
     ]
     return problems
-
-
-def _is_cached(executable: Executable) -> bool:
-    return executable.type != "STAND_ALONE"

@@ -8,8 +8,7 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.progress import Phase
 from compress.learning.context import Context, Need
 from compress.pipeline.stage import Stage
-from compress.targets.base import Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings, Target
 from compress.tasks.refusal import Refusal
 
 

@@ -13,8 +13,7 @@ from compress.core.files import digest_of
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph, parse
-from compress.targets.base import ChannelBlocks, CostModel, Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import ChannelBlocks, CompilerSettings, CostModel, Target
 
 
 @dataclass(frozen=True)

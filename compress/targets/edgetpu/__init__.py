@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from compress.core.artifact import Facts
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph
-from compress.targets.base import Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu.constants import CONSTANTS, DIGEST
 
 if TYPE_CHECKING:

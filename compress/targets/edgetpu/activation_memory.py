@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
 from compress.targets.edgetpu.constants import CONSTANTS
-from darwinn.blocks import round_up
+from darwinn.blocks import position, round_up
 
 TILES = CONSTANTS.tiles
 _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
@@ -45,14 +45,9 @@ def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
     return largest
 
 
-def _map(tensor: Tensor) -> tuple[int, int, int]:
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
-
-
 def _tile(tensor: Tensor, graph: Graph) -> int:
     """Return the bytes of one tile of a tensor, with the border that its consumers read. Every tile holds a vector."""
-    height, width, channels = _map(tensor)
+    height, width, channels = position(tensor)
     if height * width == 1:
         return round_up(channels, 4)
     border_h, border_w = 0, 0
@@ -75,7 +70,7 @@ def _extra(operator: Operator, graph: Graph) -> int:
     """Return the memory that an operator needs in addition to its tensors: for a flattened map, and for a product."""
     inputs = [tensor for tensor in graph.input_tensors(operator) if not tensor.is_constant]
     if operator.name == "RESHAPE" and inputs:
-        height, width, channels = _map(inputs[0])
+        height, width, channels = position(inputs[0])
         flat = graph.output_tensors(operator)[0]
         return (
             height * width * round_up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0

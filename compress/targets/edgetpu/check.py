@@ -8,7 +8,6 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from compress.core.errors import ModelError
 from compress.model.tflite import lookup
 from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
@@ -17,6 +16,7 @@ from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
+from compress.targets.edgetpu.rules import refusing_damaged
 
 SCHEMA_VERSION = 1
 
@@ -174,6 +174,7 @@ class Check:
         }
 
 
+@refusing_damaged()
 def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check:
     """Predict placement and memory.
 
@@ -185,13 +186,6 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
     Raises:
         ModelError: an operator lacks a required input or option: the file is damaged.
     """
-    try:
-        return _check(graph, target, all_subgraphs)
-    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
-
-
-def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     _require_inputs(graph)
     table = lookup.table_of(graph)
     placement = place(graph, target, all_subgraphs=all_subgraphs)

@@ -9,8 +9,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.targets.base import Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu import compiler
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOptions, log

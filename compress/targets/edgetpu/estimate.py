@@ -8,7 +8,7 @@ from typing import Any
 
 from compress.core.errors import ModelError, PipelineError
 from compress.model.tflite import macs as arithmetic
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
@@ -16,7 +16,8 @@ from compress.targets.edgetpu.constants import CONSTANTS, HostLatency, Latency
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
-from darwinn.blocks import ROW_BLOCK, round_up
+from compress.targets.edgetpu.rules import refusing_damaged
+from darwinn.blocks import ROW_BLOCK, position, round_up
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8
@@ -134,6 +135,7 @@ def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
+@refusing_damaged()
 def estimate(
     graph: Graph, target: Target, host: str, clock: str = "max", compiled: Inspection | None = None
 ) -> Estimate:
@@ -158,10 +160,7 @@ def estimate(
     checked = check(graph, target)
     if checked.placement.failure is not None:
         raise ModelError(checked.placement.summary, hint=_rejection_advice(graph))
-    try:
-        return _estimate(graph, target, host, clock, compiled, checked)
-    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
+    return _estimate(graph, target, host, clock, compiled, checked)
 
 
 def _rejection_advice(graph: Graph) -> str:
@@ -258,10 +257,10 @@ def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
 
 def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
     """Return an operator as a layer: kind, shapes and window."""
-    output_shape = _map_shape(graph.output_tensors(operator)[0])
+    output_shape = position(graph.output_tensors(operator)[0])
     inputs = graph.input_tensors(operator)
     activations = [tensor for tensor in inputs if not tensor.is_constant] or inputs
-    input_shape = _map_shape(activations[0]) if activations else output_shape
+    input_shape = position(activations[0]) if activations else output_shape
     kind = _KINDS.get(operator.name, "elt")
     window = (1, 1)
     if kind == "fc":
@@ -280,11 +279,6 @@ def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
     return ArrayLayer(kind, output_shape, input_shape, window, index=operator.index, name=operator.name)
 
 
-def _map_shape(tensor: Tensor) -> tuple[int, int, int]:
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
-
-
 def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]]:
     """Return the bytes of each input and of each output of the Edge TPU; `on_tpu`: the indices of its operators."""
     computed_on_tpu: set[int] = set()
@@ -299,7 +293,7 @@ def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]
     sent = [graph.tensors[index] for index in read_on_tpu - computed_on_tpu - {NONE}]
     received = [graph.tensors[index] for index in read_on_host & computed_on_tpu]
     inputs = [tensor.elements for tensor in sent if not tensor.is_constant]
-    return inputs, [latency.padded_map_bytes(_map_shape(tensor)) for tensor in received]
+    return inputs, [latency.padded_map_bytes(position(tensor)) for tensor in received]
 
 
 def _bus_traffic(
@@ -387,17 +381,17 @@ class _Advisor:
             changes.append((what, tpu_ms - self._total(self.layers, cached)))
         if cpu_ms:
             changes.append(("run the CPU operators in the application, or legalize the model", cpu_ms))
-        for position, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             excess = layer.output_shape[2] % ROW_BLOCK
             if layer.kind in WEIGHTED and excess and layer.output_shape[2] > ROW_BLOCK:
-                changes.append(self._channel_advice(position, layer, excess, tpu_ms))
+                changes.append(self._channel_advice(index, layer, excess, tpu_ms))
         worthwhile = [change for change in changes if change[1] > _MIN_SAVING * total_ms]
         return tuple(sorted(worthwhile, key=lambda change: -change[1]))
 
-    def _channel_advice(self, position: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
+    def _channel_advice(self, index: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
         height, width, channels = layer.output_shape
         narrower = replace(layer, output_shape=(height, width, channels - excess))
-        changed = [*self.layers[:position], narrower, *self.layers[position + 1 :]]
+        changed = [*self.layers[:index], narrower, *self.layers[index + 1 :]]
         free = round_up(channels, ROW_BLOCK) - channels
         what = f"{layer.name} {layer.index}: {free} more output channels are free, or {excess} fewer save time"
         return what, tpu_ms - self._total(changed, self.traffic)

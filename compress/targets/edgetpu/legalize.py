@@ -128,6 +128,7 @@ class Legalized:
         }
 
 
+@rules.refusing_damaged(MemoryError)
 def legalize(
     graph: Graph, target: Target, inputs: Sequence[comparison.Feed] = (), *, io: str | None = None
 ) -> Legalized:
@@ -145,13 +146,6 @@ def legalize(
     largest = max((graph.tensors[index].elements for index in graph.inputs), default=0)
     if largest > MAX_INPUT_ELEMENTS:
         raise ModelError(f"has an input of {largest:,} elements", allowed=f"at most {MAX_INPUT_ELEMENTS:,}")
-    try:
-        return _legalize(graph, target, inputs, io)
-    except (MemoryError, IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
-
-
-def _legalize(graph: Graph, target: Target, inputs: Sequence[comparison.Feed], io: str | None) -> Legalized:
     work = _Legalizer(graph, target, _inputs(graph, inputs))
     work.rewrite_graph("fixed_shapes", interface.fixed_shapes(work.graph))
     work.rewrite_graph("folded_constants", interface.folded_constants(work.graph))

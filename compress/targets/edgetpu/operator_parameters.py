@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
@@ -26,6 +24,7 @@ from darwinn.blocks import (
     padded_rows,
     position,
     round_up,
+    touching_taps,
 )
 
 Count = Callable[[Operator, Graph, Target], Parameters]
@@ -74,28 +73,12 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
 
 def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
     """Return the number of taps that read an input value at any position; on tiny maps others read only padding."""
-    inputs, outputs = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
-    same = operator.option("padding", 0) == 0
     if max(kernel) > MAX_KERNEL:
         raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
-    touched = 1
-    for axis, (letter, size) in enumerate(zip("HW", kernel, strict=True)):
-        length, positions = position(inputs)[axis], position(outputs)[axis]
-        stride = operator.option(f"stride{letter}", 1)
-        dilation = operator.option(f"dilation{letter}Factor", 1)
-        if stride < 1:
-            raise ValueError(f"a stride of {stride}")
-        before = max((positions - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
-        touched *= _touching(size, dilation, before, stride, positions, length)
-    return touched
-
-
-def _touching(taps: int, dilation: int, before: int, stride: int, positions: int, length: int) -> int:
-    """Return the number of taps along one axis that read an input value at any position."""
-    starts = np.arange(taps, dtype=np.int64) * dilation - before
-    first = np.maximum(0, -(starts // stride))
-    last = np.minimum(positions - 1, (length - 1 - starts) // stride)
-    return int((first <= last).sum())
+    stride = min(operator.option("strideH", 1), operator.option("strideW", 1))
+    if stride < 1:
+        raise ValueError(f"a stride of {stride}")
+    return prod(len(taps) for taps in touching_taps(operator, graph, kernel))
 
 
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:

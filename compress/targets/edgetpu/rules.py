@@ -7,7 +7,8 @@ both. A rule returns a description of the violation, or None.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 
 from compress.core.errors import ModelError
@@ -374,6 +375,16 @@ RULES: Mapping[Rule, str] = {
     strided_slice: _UNSPECIFIED,
 }
 """Every rule with the compiler's status text for it, in the order in which they are tried."""
+
+
+@contextmanager
+def refusing_damaged(*others: type[Exception]) -> Iterator[None]:
+    """Raise a ModelError for the exceptions, and `others`, that an invalid operator of a damaged file causes."""
+    errors: tuple[type[Exception], ...] = (IndexError, ValueError, ZeroDivisionError, OverflowError, *others)
+    try:
+        yield
+    except errors as error:
+        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 
 def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:

@@ -11,7 +11,6 @@ from compress.model.tflite.graph import Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.latency import ArrayLayer
 from darwinn import explainer
 from darwinn.blocks import round_up
 from darwinn.compiled_file import CompiledFile
@@ -93,18 +92,15 @@ class _ComparedSchedule:
         self, file: CompiledFile, original: Graph, target: Target, programs: Sequence[ExplainedProgram]
     ) -> None:
         self.file, self.original, self.programs = file, original, programs
-        custom = {compiled.operator.index for compiled in file.operators}
-        self.on_cpu = set(compare_cpu_part(file.graph, original, custom).operators)
+        self.on_cpu = set(compare_cpu_part(file.graph, original, file.custom_operators).operators)
         self.on_tpu = [operator for operator in original.operators if operator.index not in self.on_cpu]
-        self.target, self.predicted = _most_similar(original, target, self._parameter_bytes())
+        parameter_bytes = sum(executable.parameter_bytes for executable in file.executables)
+        self.target, self.predicted = _most_similar(original, target, parameter_bytes)
         self.layers = estimate.array_layers(original, self.target) if self.predicted.failure is None else []
         self.streamed = dict(
             zip((layer.index for layer in self.layers), latency.streamed_bytes(self.layers), strict=True)
         )
         self.counts: Counter[str] = Counter()
-
-    def _parameter_bytes(self) -> int:
-        return sum(executable.parameter_bytes for executable in self.file.executables)
 
     def named(self) -> list[tuple[ExplainedOperator, ...]]:
         """Return the operators of each program with their originals: by their parameters, others by their order."""
@@ -182,7 +178,8 @@ class _ComparedSchedule:
         yield from self._operators(recovered)
         yield from self._order(named)
         yield from self._transfers()
-        yield from self._memory(self.predicted)
+        largest = max(program.memory_bytes for program in self.programs)
+        yield from self._differs("memory", "bytes of a tile", self.predicted.activation_bytes, largest)
 
     def _differs(self, what: str, where: str, predicted: object, actual: object) -> Iterator[ScheduleDifference]:
         self.counts[what] += 1
@@ -211,7 +208,7 @@ class _ComparedSchedule:
                 yield from self._differs("cached", where, kinds[is_streamed], kinds[not operator.is_cached])
             yield from self._differs("passes", where, 1, operator.passes)
             if layer.kind in _WINDOWED and operator.passes == 1:
-                yield from self._differs("cycles", where, _cycles(layer), operator.cycles)
+                yield from self._differs("cycles", where, round(layer.megacycles * 1e6), operator.cycles)
 
     def _order(self, named: Sequence[Sequence[ExplainedOperator]]) -> Iterator[ScheduleDifference]:
         """Yield the operators that run before one that is before them in the model."""
@@ -241,10 +238,6 @@ class _ComparedSchedule:
             yield from self._differs(
                 "transfer", "streamed parameters", self.predicted.parameters.streamed_bytes, actual["parameters"]
             )
-
-    def _memory(self, predicted: Check) -> Iterator[ScheduleDifference]:
-        largest = max(program.memory_bytes for program in self.programs)
-        yield from self._differs("memory", "bytes of a tile", predicted.activation_bytes, largest)
 
 
 def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tuple[Target, Check]:
@@ -277,10 +270,6 @@ def _together(first: ExplainedOperator, second: ExplainedOperator) -> ExplainedO
 def _on_bus(sizes: Sequence[int]) -> int:
     """Return the bytes of tensors on the bus: each is rounded up to TRANSFER_BLOCK."""
     return sum(round_up(size, TRANSFER_BLOCK) for size in sizes)
-
-
-def _cycles(layer: ArrayLayer) -> int:
-    return round(layer.megacycles * 1e6)
 
 
 def _text(value: object) -> str:

@@ -19,7 +19,7 @@ from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 from compress.core.errors import StageError
 from compress.model.tflite import graph
 from compress.targets import load
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings
 from compress.targets.edgetpu import compilation, compiler, inspection
 from compress.targets.edgetpu.compiler import Compiler, CompilerOptions
 from compress.targets.edgetpu.compiler.cache import Cache
