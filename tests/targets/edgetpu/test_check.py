@@ -104,7 +104,7 @@ def test_a_chain_of_partitions_and_what_blocks() -> None:
     assert check(parsed, TARGET, all_subgraphs=True).subgraphs == 2
 
 
-def test_a_refused_model_has_no_sizes() -> None:
+def test_a_refused_model_has_no_sizes_and_an_unknown_compiler_is_refused() -> None:
     parsed = one_op.one("QUANTIZE", [Tensor((1, 4))], Tensor((1, 4)), 3)
     report = check(parsed, TARGET).to_json()
     assert report["compiles"] is False
@@ -112,9 +112,6 @@ def test_a_refused_model_has_no_sizes() -> None:
     sizes = ("cached_bytes", "streamed_bytes", "report_on_chip_bytes", "report_off_chip_bytes", "activation_bytes")
     assert {report[name] for name in sizes} == {None}
     assert report["subgraphs"] == 0
-
-
-def test_an_unknown_compiler_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"unknown compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
         TARGET.compiled_by("17")
 

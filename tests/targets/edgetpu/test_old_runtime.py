@@ -211,8 +211,8 @@ def test_it_computes_dense_layers_with_many_scales_wrongly(old: Callable[..., di
 def test_it_knows_every_version_that_we_say_is_mapped(old: Callable[..., dict[str, int | str]]) -> None:
     image = one_op.Tensor((1, 4), "FLOAT64", scales=())  # a type that no kernel supports: the version is checked first
     models = {
-        f"{name}_{row['max_version'] + more}": one_op.one(name, [image], image, row["max_version"] + more)
-        for name, row in CONSTANTS.operators.items()
+        f"{name}_{known.max_version + more}": one_op.one(name, [image], image, known.max_version + more)
+        for name, known in CONSTANTS.operators.items()
         for more in (0, 1)
     }
     unknown = {name for name, answer in old(models).items() if "Didn't find op" in str(answer)}

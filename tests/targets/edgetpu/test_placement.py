@@ -68,26 +68,23 @@ def test_what_comes_after_a_cpu_operator_is_late() -> None:
     assert placement.summary == "1 of 4 operators would run on the Edge TPU"
 
 
-def test_an_independent_branch_stays_mapped() -> None:
-    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("x", "c"), tpu("c", "d"), tpu("bd", "e")])
-    assert sides(placement) == "tcttc"
-    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("a", "c"), tpu("c", "d"), cpu("bd", "e")])
-    assert sides(placement) == "tcttc"
-
-
-def test_late_through_several_cpu_operators() -> None:
-    placement = placed([tpu("x", "a"), cpu("a", "b"), cpu("b", "c"), tpu("c", "d")])
-    assert sides(placement) == "tccc"
-    assert placement.ops[2].status == "Operation not supported"
-    assert placement.ops[3].status == AFTER_CPU_OPERATOR
-
-
-def test_a_second_input_that_is_late_is_enough() -> None:
-    assert sides(placed([tpu("x", "a"), cpu("a", "b"), tpu("y", "c"), tpu("cb", "d")], "xy")) == "tctc"
-
-
-def test_cpu_operators_in_front_do_not_end_the_partition() -> None:
-    assert sides(placed([cpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])) == "cctt"
+@pytest.mark.parametrize(
+    ("operators", "inputs", "expected"),
+    [
+        ([tpu("x", "a"), cpu("a", "b"), tpu("x", "c"), tpu("c", "d"), tpu("bd", "e")], "x", "tcttc"),
+        ([tpu("x", "a"), cpu("a", "b"), tpu("a", "c"), tpu("c", "d"), cpu("bd", "e")], "x", "tcttc"),
+        ([tpu("x", "a"), cpu("a", "b"), cpu("b", "c"), tpu("c", "d")], "x", "tccc"),
+        ([tpu("x", "a"), cpu("a", "b"), tpu("y", "c"), tpu("cb", "d")], "xy", "tctc"),
+        ([cpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")], "x", "cctt"),
+        ([Op("CAST", "x", "f"), Op("QUANTIZE", "f", "a"), tpu("a", "b")], "x", "cct"),
+    ],
+    ids=["a branch", "a branch that ends", "two on the CPU", "a late second input", "in front", "CAST and QUANTIZE"],
+)
+def test_only_what_depends_on_a_late_cpu_operator_is_late(operators: list[Op], inputs: str, expected: str) -> None:
+    placement = placed(operators, inputs, floats="f")
+    assert sides(placement) == expected
+    late = [op for op in placement.ops if op.status == AFTER_CPU_OPERATOR]
+    assert all(op.op in ("RELU", "ADD") for op in late)
 
 
 def test_a_leading_float_quantize() -> None:
@@ -96,10 +93,6 @@ def test_a_leading_float_quantize() -> None:
     assert placement.ops[0].status == "Operation is working on an unsupported data type"
     assert placement.ops[2].status == "Operation not supported"
     assert placement.failure is None
-
-
-def test_cast_and_quantize() -> None:
-    assert sides(placed([Op("CAST", "x", "f"), Op("QUANTIZE", "f", "a"), tpu("a", "b")], floats="f")) == "cct"
 
 
 def test_nothing_for_the_tpu() -> None:

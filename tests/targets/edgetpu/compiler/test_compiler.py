@@ -74,8 +74,10 @@ def test_options(make: Make, programs: Programs, options: CompilerOptions, argum
     programs.compiler(success(MODEL, names=options.outputs))
     done = make(options).compile(MODEL, pytest.fail)
     assert done is not None
+    assert make(options, host=None).compile(MODEL, pytest.fail) == done  # from the cache
     assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
-    assert set(done.files) == set(options.outputs)
+    names = [f"model_segment_{index}_of_{options.num_segments}_edgetpu.tflite" for index in range(options.num_segments)]
+    assert list(options.outputs) == list(done.files) == (names if len(names) > 1 else ["model_edgetpu.tflite"])
 
 
 def test_what_is_expected_for_an_old_runtime() -> None:
@@ -90,12 +92,6 @@ def test_what_is_expected_for_an_old_runtime() -> None:
         return "".join(op.placement[0] for op in expected_check.placement.ops)
 
     assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
-
-
-def test_the_names_of_segments() -> None:
-    assert CompilerOptions().outputs == ("model_edgetpu.tflite",)
-    names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
-    assert list(CompilerOptions(num_segments=3).outputs) == names
 
 
 def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
@@ -143,32 +139,24 @@ def compiler_outcome() -> Any:
     return compiler.CompilerRun(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
 
 
-def test_how_to_compile_names_the_command() -> None:
+def test_names_and_versions_that_the_target_knows() -> None:
     assert TARGET.compiler.name in compiler.HOW_TO_COMPILE
-
-
-@pytest.mark.parametrize(
-    ("version", "known"), [(VERSION, "16.0"), ("15.0.340273435", "15.0"), ("14.1.317412892", None), (None, None)]
-)
-def test_versions_that_the_target_knows(version: str | None, known: str | None) -> None:
-    assert compiler.known_version(version, TARGET) == known
+    versions = {VERSION: "16.0", "15.0.340273435": "15.0", "14.1.317412892": None, None: None}
+    assert {version: compiler.known_version(version, TARGET) for version in versions} == versions
 
 
 # --- results ----------------------------------------------------------------------------
 
 
 def test_success(make: Make, programs: Programs) -> None:
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, cache=None).compile(MODEL, pytest.fail) is None
     programs.compiler(success(MODEL))
     done = make().compile(MODEL, pytest.fail)
     assert done is not None
     assert done.log == LOG
     assert done.files == {"model_edgetpu.tflite": compiled(MODEL)}
     assert [report.version for report in done.reports] == [VERSION]
-
-
-def test_neither_compiler_nor_result(make: Make) -> None:
-    assert make(host=None).compile(MODEL, pytest.fail) is None
-    assert make(host=None, cache=None).compile(MODEL, pytest.fail) is None
 
 
 def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str]) -> None:
@@ -235,16 +223,17 @@ def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Progr
         make().compile(MODEL, lambda line: None)
 
 
-def test_a_compiler_that_says_it_succeeded_and_left_nothing(make: Make, programs: Programs, notes: list[str]) -> None:
-    programs.compiler(Answer("Edge TPU Compiler version 15.0.340273435\n"))
-    with pytest.raises(StageError, match="exit code 0, no error message and no compiled model"):
-        make().compile(MODEL, notes.append)
-
-
-def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: Programs, notes: list[str]) -> None:
-    programs.compiler(success(MODEL, log="too late\n", exit_code=1))
-    with pytest.raises(StageError, match="exit code 1, too late"):
-        make().compile(MODEL, notes.append)
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer("Edge TPU Compiler version 15.0.340273435\n"), "0, no error message and no compiled model"),
+        (success(MODEL, log="too late\n", exit_code=1), "1, too late"),
+    ],
+)
+def test_a_compiler_that_contradicts_itself(make: Make, programs: Programs, answer: Answer, message: str) -> None:
+    programs.compiler(answer)
+    with pytest.raises(StageError, match=f"exit code {message}"):
+        make().compile(MODEL, lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -349,27 +338,16 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
     assert "cannot be cached" in notes[0]
 
 
-def test_segments_are_cached(make: Make, programs: Programs) -> None:
-    options = CompilerOptions(num_segments=2)
-    programs.compiler(success(MODEL, names=options.outputs))
-    first = make(options).compile(MODEL, pytest.fail)
-    assert make(options, host=None).compile(MODEL, pytest.fail) == first
-
-
 # --- its version ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["16.0", VERSION, None])
-def test_the_version_that_was_asked_for(make: Make, programs: Programs, version: str | None) -> None:
+def test_the_version_that_is_required(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
-    assert make(version=version).compile(MODEL, pytest.fail) is not None
-
-
-@pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
-def test_another_version(make: Make, programs: Programs, version: str) -> None:
-    programs.compiler(success(MODEL))
-    with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
-        make(version=version).compile(MODEL, pytest.fail)
+    for version in ("15.0", "16.0.1", "1"):
+        with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
+            make(version=version, cache=None).compile(MODEL, pytest.fail)
+    for required in ("16.0", VERSION, None):
+        assert make(version=required, cache=None).compile(MODEL, pytest.fail) is not None
 
 
 # --- recorded and real ------------------------------------------------------------------

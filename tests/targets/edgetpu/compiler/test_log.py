@@ -155,11 +155,7 @@ def test_a_failure() -> None:
     assert (report.errors, report.unknown) == (("ERROR: first", "Compilation failed!"), ("and what it means",))
     assert report.operations == ()
     assert report.mapped is None
-
-
-@pytest.mark.parametrize("text", ["", "\n \n\t\r\n"])
-def test_an_empty_log(text: str) -> None:
-    assert parse(text) == (CompilerReport(),)
+    assert parse("") == parse("\n \n\t\r\n") == (CompilerReport(),)
 
 
 def kept(report: CompilerReport) -> Counter[str]:
@@ -267,30 +263,17 @@ def test_memory_as_the_compiler_prints_it() -> None:
 ON = "On-chip memory used for caching model parameters"
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("0.00B", 0),
-        ("768.00B", 768),
-        ("66.00KiB", 66 * 1024),
-        ("7.67MiB", 7.67 * 2**20),
-        ("64MiB", 64 * 2**20),
-        ("1.50GiB", 1.5 * 2**30),
-        (" 2.00KiB  ", 2048),
-    ],
-)
-def test_memory(shown: str, expected: float) -> None:
-    (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
-    assert report.on_chip_bytes == expected
-    assert report.off_chip_bytes is None
-    assert report.unknown == ("first line", "last line")
-
-
-@pytest.mark.parametrize("shown", ["?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "nanB", "1.0B (?)", "٣B"])
-def test_memory_that_cannot_be_read_is_kept(shown: str) -> None:
-    (report,) = parse(f"{ON}: {shown}\n")
-    assert report.on_chip_bytes is None
-    assert report.unknown == (f"{ON}: {shown}",)
+def test_memory() -> None:
+    """What cannot be read is kept as an unknown line."""
+    sizes = {"0.00B": 0, "768.00B": 768, "66.00KiB": 66 * 1024, " 2.00KiB  ": 2048}
+    sizes |= {"7.67MiB": 7.67 * 2**20, "64MiB": 64 * 2**20, "1.50GiB": 1.5 * 2**30}
+    for shown, expected in sizes.items():
+        (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
+        assert (report.on_chip_bytes, report.off_chip_bytes) == (expected, None)
+        assert report.unknown == ("first line", "last line")
+    for shown in ("?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "nanB", "1.0B (?)", "٣B"):
+        (report,) = parse(f"{ON}: {shown}\n")
+        assert (report.on_chip_bytes, report.unknown) == (None, (f"{ON}: {shown}",))
 
 
 # --- against the prediction -------------------------------------------------------------
@@ -336,24 +319,13 @@ def test_differences() -> None:
     assert differences(real, CompilerReport()) == []  # a value that was not printed does not differ
 
 
-@pytest.mark.parametrize(
-    ("size", "shown", "same"),
-    [
-        (3_491_758, "3.33MiB", True),
-        (3_491_000, "3.33MiB", True),
-        (3_470_000, "3.33MiB", False),
-        (1285, "1.25KiB", True),
-        (1300, "1.25KiB", False),
-        (0, "0.00B", True),
-        (1, "0.00B", False),
-        (1023, "1.00KiB", True),
-    ],
-)
-def test_sizes_differ_by_more_than_the_printed_digits(size: int, shown: str, same: bool) -> None:
-    (real,) = parse(f"{ON}: {shown}\n")
-    assert differences(CompilerReport(on_chip_bytes=size), real) == (
-        [] if same else [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
-    )
+def test_sizes_differ_by_more_than_the_printed_digits() -> None:
+    same = [(3_491_758, "3.33MiB"), (3_491_000, "3.33MiB"), (1285, "1.25KiB"), (0, "0.00B"), (1023, "1.00KiB")]
+    other = [(3_470_000, "3.33MiB"), (1300, "1.25KiB"), (1, "0.00B")]
+    for size, shown in same + other:
+        (real,) = parse(f"{ON}: {shown}\n")
+        difference = [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
+        assert differences(CompilerReport(on_chip_bytes=size), real) == (difference if (size, shown) in other else [])
 
 
 def test_the_placement_that_the_compiled_model_has() -> None:
