@@ -104,7 +104,7 @@ class LegalizeResult(TargetResult, Protocol):
 
 
 @dataclass(frozen=True)
-class Compiler:
+class TargetCompiler:
     """A vendor's compiler.
 
     Attributes:
@@ -118,7 +118,7 @@ class Compiler:
     runtimes: Mapping[str, int]
 
 
-NO_COMPILER = Compiler("", "", {})
+NO_COMPILER = TargetCompiler("", "", {})
 """The compiler of a target that runs .tflite files as they are."""
 
 
@@ -310,7 +310,7 @@ class Target(ABC):
     name: str
     summary: str
     digest: str
-    compiler: Compiler = NO_COMPILER
+    compiler: TargetCompiler = NO_COMPILER
 
     def compiled_by(self, version: str, runtime: int | None = None) -> Target:
         """Return the same target with another version of its compiler.

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 
 from compress.targets import load
 from compress.targets.edgetpu import latency
-from compress.targets.edgetpu.constants import CONSTANTS, Latency
+from compress.targets.edgetpu.constants import CONSTANTS, LatencyConstants
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 HOSTS = ("pcie", "usb3", "devboard", "usb2")
@@ -154,7 +154,7 @@ def flat(constants: Mapping[str, Any]) -> dict[str, float]:
     return flat_constants
 
 
-def nested(constants: Mapping[str, float]) -> Latency:
+def nested(constants: Mapping[str, float]) -> LatencyConstants:
     """Return the shipped constants with others from a flat map."""
     of_hosts: dict[str, dict[str, float]] = {host: {"spread": 0.0} for host in HOSTS}
     of_array = {}
@@ -167,7 +167,7 @@ def nested(constants: Mapping[str, float]) -> Latency:
     )
 
 
-def predicted(row: Row, constants: Latency) -> float:
+def predicted(row: Row, constants: LatencyConstants) -> float:
     return latency.predict(row.layers, row.sent, constants, row.host, row.clock).total
 
 

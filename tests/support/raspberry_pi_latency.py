@@ -18,7 +18,7 @@ from published_latency import PRIOR_WEIGHT, network
 from scipy.optimize import least_squares
 
 from compress.targets.edgetpu import latency
-from compress.targets.edgetpu.constants import CONSTANTS, HostLatency
+from compress.targets.edgetpu.constants import CONSTANTS, HostConstants
 
 MEASUREMENTS = ROOT / "benchmarks" / "raspberry_pi.csv"
 TABLES = EDGETPU / "layer_tables.json"
@@ -40,7 +40,7 @@ def measurements(host: str) -> list[Measurement]:
     return [row for row in csv.DictReader(MEASUREMENTS.read_text().splitlines()) if row["host"] == host]
 
 
-def predicted(table: str, host: HostLatency, clock: str = "max") -> latency.LatencyPrediction:
+def predicted(table: str, host: HostConstants, clock: str = "max") -> latency.LatencyPrediction:
     """The prediction for a network of the shared tables; an unstated clock is the maximum, as for the other hosts."""
     layers, sent = network(json.loads(TABLES.read_text())[table])
     clock = "std" if clock == "std" else "max"
@@ -60,7 +60,7 @@ def fitted(rows: Sequence[Measurement]) -> Constants:
     return _host(dict(zip(FITTED, np.exp(least_squares(misses, zero).x).tolist(), strict=True)))
 
 
-def with_constants(constants: Constants) -> HostLatency:
+def with_constants(constants: Constants) -> HostConstants:
     """Return a host with the constants, which are all that a prediction of a network on the Edge TPU needs."""
     return replace(HOSTS["usb3"], **constants)
 

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 
 from compress.core.artifact import MODEL_COMPILED
 from compress.core.errors import PipelineError
-from compress.targets.base import ChannelBlocks, Compiler, HardwareCostModel, NetworkCost, Target
+from compress.targets.base import ChannelBlocks, TargetCompiler, HardwareCostModel, NetworkCost, Target
 from compress.model.tflite import macs
 from compress.model.tflite.edit import Edit
 
@@ -150,7 +150,7 @@ class Npu(Target):
         return "docker: npuc runs on this machine alone" if settings.docker else ""
 
 
-TARGET = Npu("npu", "A processor for convolutions", "1", Compiler("npuc", "2.0", {"2.0": 1, "1.0": 0}))
+TARGET = Npu("npu", "A processor for convolutions", "1", TargetCompiler("npuc", "2.0", {"2.0": 1, "1.0": 0}))
 """
 
 

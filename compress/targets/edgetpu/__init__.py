@@ -54,9 +54,9 @@ class EdgeTpu(Target):
 
     def compiler_identity(self, settings: CompilerSettings) -> dict[str, str]:
         """Return the identity of the compiler; without one, the names of the cached results."""
-        from compress.targets.edgetpu import compilation
+        from compress.targets.edgetpu import compiler
 
-        return compilation.identity(settings, self)
+        return compiler.identity(settings, self.compiler.name)
 
     def invalid_setting(self, settings: CompilerSettings) -> str:
         """Return an error message if `min_runtime_version` is unknown, otherwise ""."""

@@ -12,9 +12,8 @@ from compress.model.tflite.graph import Graph
 from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu import compiler
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOptions, log
-from compress.targets.edgetpu.compiler.cache import Cache
-from compress.targets.edgetpu.compiler.host import LOG, Host
+from compress.targets.edgetpu.compiler import Compiled, Compiler, log
+from compress.targets.edgetpu.compiler.host import LOG
 from compress.targets.edgetpu.compiler.log import CompilerReport
 from compress.targets.edgetpu.estimate import estimate_all_hosts
 from compress.targets.edgetpu.inspection import Inspection, inspect_graph
@@ -37,49 +36,14 @@ def compile_model(model: bytes, settings: CompilerSettings, target: Target, fold
         StageError: the compiler failed, cannot be run, took too long or is another version.
     """
     parsed = graph.parse(model)
-    compiled = _compiler(settings, target, folder).compile(model, note)
+    host = compiler.find_compiler(settings, target.compiler.name, folder)
+    compiled = Compiler(host, settings, target.compiler.version).compile(model, note)
     if compiled is None:
         return _facts_without_compiler(parsed, settings, target)
     (folder / LOG).write_text(compiled.log, encoding="utf-8")
     for file, content in compiled.files.items():
         (folder / file).write_bytes(content)
     return _facts_with_compiler(parsed, compiled, settings, target, note)
-
-
-def identity(settings: CompilerSettings, target: Target) -> dict[str, str]:
-    """Return the identity of the compiler; without one, the names of the cached results."""
-    return compiler.identity(_host(settings, target, None), _cache(settings))
-
-
-def _compiler(settings: CompilerSettings, target: Target, folder: Path) -> Compiler:
-    return Compiler(
-        _host(settings, target, folder),
-        _options(settings),
-        settings.timeout_s,
-        settings.retries,
-        _cache(settings),
-        settings.compiler_version,
-        target.compiler.version,
-    )
-
-
-def _host(settings: CompilerSettings, target: Target, folder: Path | None) -> Host | None:
-    return compiler.find_compiler(settings.compiler, settings.docker, settings.ssh, target, folder)
-
-
-def _cache(settings: CompilerSettings) -> Cache | None:
-    return Cache(Path(settings.cache).expanduser()) if settings.cache is not None else None
-
-
-def _options(settings: CompilerSettings) -> CompilerOptions:
-    return CompilerOptions(
-        settings.all_subgraphs,
-        settings.min_runtime_version,
-        settings.num_segments,
-        settings.intermediate_tensors,
-        settings.search_delegate,
-        settings.child_timeout_s,
-    )
 
 
 def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:

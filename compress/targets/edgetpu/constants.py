@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from compress.targets.base import Compiler
+from compress.targets.base import TargetCompiler
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MappedOperator:
 
 
 @dataclass(frozen=True)
-class Limits:
+class OperatorLimits:
     """Limits of single operators, in positions, elements or inputs."""
 
     reduced_positions_mapped: int
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ParameterLayout:
+class ParameterConstants:
     """Sizes of parameters in the compiled file; `softmax_bytes` is by the compiler's version."""
 
     joined_values_at_once: int
@@ -50,7 +50,7 @@ class ParameterLayout:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryConstants:
     """The on-chip memory, in bytes; `passes_that_compiled` is in memories of a tile."""
 
     memory_bytes: int
@@ -72,7 +72,7 @@ class WeightPasses:
 
 
 @dataclass(frozen=True)
-class Instructions:
+class InstructionConstants:
     """Bytes of instructions: of a program, of each kind of layer, and by the number of ragged sides of a map."""
 
     base: int
@@ -84,7 +84,7 @@ class Instructions:
 
 
 @dataclass(frozen=True)
-class HostLatency:
+class HostConstants:
     """The latency constants of a host; `cpu_factor` is None if the host has that of all hosts."""
 
     summary: str
@@ -102,7 +102,7 @@ class HostLatency:
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyConstants:
     """The latency constants at the maximum clock; `clocks` has the duration of a cycle relative to it."""
 
     conv_ns: float
@@ -114,12 +114,12 @@ class Latency:
     most_weight_passes: int
     cpu_factor: float
     largest_factor: float
-    instructions: Instructions
-    hosts: Mapping[str, HostLatency]
+    instructions: InstructionConstants
+    hosts: Mapping[str, HostConstants]
 
 
 @dataclass(frozen=True)
-class Constants:
+class EdgeTpuConstants:
     """The whole file.
 
     Attributes:
@@ -134,16 +134,16 @@ class Constants:
     dtypes: tuple[str, ...]
     max_active_rank: int
     tiles: int
-    compiler: Compiler
+    compiler: TargetCompiler
     operators: Mapping[str, MappedOperator]
     parser: Mapping[str, tuple[str, ...]]
     advice: Mapping[str, str]
-    limits: Limits
-    parameters: ParameterLayout
-    memory: Memory
-    latency: Latency
+    limits: OperatorLimits
+    parameters: ParameterConstants
+    memory: MemoryConstants
+    latency: LatencyConstants
 
 
 _CONTENT = Path(__file__).with_name("edgetpu.toml").read_bytes()
 DIGEST = hashlib.sha256(_CONTENT).hexdigest()
-CONSTANTS = TypeAdapter(Constants).validate_python(tomllib.loads(_CONTENT.decode()))
+CONSTANTS = TypeAdapter(EdgeTpuConstants).validate_python(tomllib.loads(_CONTENT.decode()))

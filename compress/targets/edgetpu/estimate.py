@@ -12,7 +12,7 @@ from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.constants import CONSTANTS, HostLatency, Latency
+from compress.targets.edgetpu.constants import CONSTANTS, HostConstants, LatencyConstants
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
@@ -329,7 +329,7 @@ def _distribute_streamed_bytes(
     return tuple(layer_bytes)
 
 
-def _cpu_ms(graph: Graph, operator: Operator, bus: HostLatency) -> float:
+def _cpu_ms(graph: Graph, operator: Operator, bus: HostConstants) -> float:
     """Return the time of an operator on one core of the host: from its multiply-accumulates, or from its elements."""
     macs = arithmetic.macs(graph, operator)
     if macs:
@@ -361,7 +361,7 @@ class _Advisor:
 
     layers: Sequence[ArrayLayer]
     traffic: BusTraffic
-    constants: Latency
+    constants: LatencyConstants
     host: str
     clock: str
 

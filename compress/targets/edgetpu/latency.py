@@ -16,7 +16,7 @@ from math import exp
 
 from compress.targets.base import OperatorShape
 from compress.targets.edgetpu import parameter_memory
-from compress.targets.edgetpu.constants import CONSTANTS, Instructions, Latency
+from compress.targets.edgetpu.constants import CONSTANTS, InstructionConstants, LatencyConstants
 from compress.targets.edgetpu.parameter_memory import Parameters
 from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK, round_up
 
@@ -94,7 +94,7 @@ def instruction_bytes(layers: Sequence[ArrayLayer]) -> int:
     return constants.base + sum(_layer_instruction_bytes(layer, constants) for layer in layers)
 
 
-def _layer_instruction_bytes(layer: ArrayLayer, constants: Instructions) -> int:
+def _layer_instruction_bytes(layer: ArrayLayer, constants: InstructionConstants) -> int:
     height, width = layer.output_shape[:2]
     ragged = sum(size % TILES > 0 for size in (height, width)) if height * width > 1 else 0
     convolution = constants.convolution
@@ -153,14 +153,14 @@ class LatencyPrediction:
     layers: tuple[float, ...]
 
 
-def compute_ms(layer: ArrayLayer, constants: Latency, clock: str = "max") -> float:
+def compute_ms(layer: ArrayLayer, constants: LatencyConstants, clock: str = "max") -> float:
     """Return the time of the array for one layer, without what a host adds (`compute_factor`)."""
     ns_per_cycle = constants.conv_ns if layer.kind in WEIGHTED else constants.window_ns
     return layer.megacycles * ns_per_cycle * CLOCKS[clock]
 
 
 def predict(
-    layers: Sequence[ArrayLayer], traffic: BusTraffic, constants: Latency, host: str, clock: str = "max"
+    layers: Sequence[ArrayLayer], traffic: BusTraffic, constants: LatencyConstants, host: str, clock: str = "max"
 ) -> LatencyPrediction:
     """Predict the latency of one inference.
 

@@ -459,10 +459,10 @@ def _window_positions(operator: Operator, graph: Graph) -> int:
     return prod(shape[axis] for axis in reduced_axes(operator, graph) if axis < len(shape) - 1)
 
 
-def documentation(rule: Rule) -> tuple[str, str]:
-    """Return the requirement and the advice: the two paragraphs of a rule's docstring."""
-    requirement, _, advice = (inspect.getdoc(rule) or "").partition("\n\n")
-    return requirement, " ".join(advice.split())
+def documentation(function: Callable[..., object]) -> tuple[str, str]:
+    """Return the two paragraphs of a docstring: a requirement and the advice, or a failure's cause and its fix."""
+    first, _, second = (inspect.getdoc(function) or "").partition("\n\n")
+    return first, " ".join(second.split())
 
 
 def describe(rule: Rule, violation: str, operator: Operator) -> dict[str, str]:

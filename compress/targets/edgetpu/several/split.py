@@ -16,6 +16,7 @@ from compress.model.tflite.comparison import Runner, random_feed, without_unknow
 from compress.model.tflite.graph import Graph, serialize
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
+from compress.targets.edgetpu.rules import refusing_damaged
 from compress.targets.edgetpu.several import cuts as search
 from compress.targets.edgetpu.several.cuts import UNCERTAIN, Cuts
 from compress.targets.edgetpu.several.segments import Segment, SplitGraph, prepare
@@ -233,6 +234,7 @@ def _cpu_location(segment: Segment) -> str:
     return " and ".join(name for name, is_there in locations if is_there)
 
 
+@refusing_damaged(ArithmeticError)
 def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, compare: bool = False) -> Split:
     """Split a model into one segment for each Edge TPU, and verify the segments.
 
@@ -251,13 +253,6 @@ def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, com
     if not 2 <= tpus <= MAX_TPUS:
         raise PipelineError(f"--tpus is {tpus}", allowed=f"2 to {MAX_TPUS}")
     estimate.estimate(graph, target, host, clock)  # refuses what the compiler will refuse
-    try:
-        return _split(graph, target, tpus, host, clock, compare)
-    except (IndexError, ValueError, ArithmeticError) as error:
-        raise ModelError(f"an operator or tensor is invalid ({error}): the file is damaged") from error
-
-
-def _split(graph: Graph, target: Target, tpus: int, host: str, clock: str, compare: bool) -> Split:
     model = prepare(graph, target, host, clock)
     choices = found_choices(model, tpus)
     if choices[-1].segments != tpus:

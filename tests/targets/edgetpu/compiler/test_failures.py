@@ -15,8 +15,9 @@ from stand_in import CHANCE, FAILED, VERSION
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu.compiler import failures
-from compress.targets.edgetpu.compiler.failures import FAILURES, documentation, layer, operator_description, recognize
+from compress.targets.edgetpu.compiler.failures import FAILURES, layer, operator_description, recognize
 from compress.targets.edgetpu.compiler.host import CompilerRun
+from compress.targets.edgetpu.rules import documentation
 
 TENSORS = {
     "input": Tensor((1, 8, 8, 4)),
