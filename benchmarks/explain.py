@@ -26,7 +26,7 @@ from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu import schedule_comparison
 from darwinn import compiled_file, explainer
 from darwinn.cpu_part import compare_cpu_part
-from darwinn.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
+from darwinn.explanation import ExplainedOperator, ExplainedProgram, Explanation
 from darwinn.parameter_location import locate
 
 RESULTS = repository.RESULTS / "explain.json"
@@ -141,7 +141,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         "passes": sum(operator.passes > 1 for operator in operators),
         "memory": [memory(program) for program in alone.programs if program.operators],
         "compared": named.comparison.compared,
-        "differences": difference_counts(named.comparison.differences),
+        "differences": dict(Counter(difference.what for difference in named.comparison.differences)),
     }
 
 

@@ -30,7 +30,7 @@ class CompiledOperator:
 
     Attributes:
         operator: the operator in the compiled file's graph.
-        package: its package; every position in it is one in the file.
+        package: the operator's package; its positions are positions in the file.
     """
 
     operator: Operator
@@ -42,8 +42,8 @@ class CompiledFile:
     """A compiled .tflite file.
 
     Attributes:
-        graph: its graph: custom operators and the operators on the CPU.
-        operators: its custom operators for the Edge TPU, in the order of execution.
+        graph: the file's graph, of custom operators and operators on the CPU.
+        operators: the custom operators for the Edge TPU, in the order of execution.
     """
 
     content: bytes
@@ -69,7 +69,7 @@ def read(path: Path) -> CompiledFile:
     """Read a compiled file.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     try:
         return parse(path.read_bytes(), str(path))
@@ -81,7 +81,7 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
     """Return the compiled file with these bytes; `where` is its name in messages.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     parsed = graph.parse(content, where)
     try:
@@ -105,7 +105,7 @@ def dma_hints(file: CompiledFile, compiled: CompiledOperator) -> tuple[DmaHints,
     """Return the DMA hints of each executable of a custom operator.
 
     Raises:
-        ModelError: they are damaged.
+        ModelError: the DMA hints are damaged.
     """
     positions = _custom_options(file.content, compiled.operator.index)
     return package.read_dma_hints(file.bytes_at(positions))
@@ -115,7 +115,7 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
     """Return the custom operators for the Edge TPU.
 
     Raises:
-        ModelError: there are none.
+        ModelError: the file is not compiled for the Edge TPU.
     """
     operators = tuple(parsed.custom_operators(package.OPERATOR))
     if not operators:

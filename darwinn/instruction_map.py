@@ -51,10 +51,10 @@ class Candidate:
     """An operator that an instruction can belong to.
 
     Attributes:
-        operator: its index.
-        form: the kind of its instruction.
+        operator: the operator's index.
+        form: the kind of the instruction.
         constants: the instruction's constants for the new model.
-        factors: those of an addition, for the new model.
+        factors: the factors of an addition for the new model; None for another operator.
     """
 
     operator: int

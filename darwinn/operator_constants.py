@@ -72,11 +72,11 @@ class Form:
     """The constants of one kind of instruction that an operator can have.
 
     Attributes:
-        name: the same for the same kind of instruction of the same operator in another model.
+        name: the name of the kind of instruction, which is equal for the same operator in another model.
         kinds: the possible values of `VectorInstruction.kind`.
-        constants: those of the instruction.
+        constants: the constants of the instruction.
         weights_per_channel: whether the zero points of the weights are in the parameters.
-        factors: of an addition: those of its two inputs.
+        factors: the factors of an addition's two inputs.
     """
 
     name: str

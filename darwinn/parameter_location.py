@@ -43,9 +43,9 @@ class ParameterRegion:
     """The location of an operator's parameters.
 
     Attributes:
-        layout: their order in the region.
+        layout: the order of the values in the region.
         executable: the index of the executable in the file.
-        offset: the beginning in the executable's parameters, a multiple of ALIGNMENT.
+        offset: the first byte in the executable's parameters, a multiple of ALIGNMENT.
         is_equal: whether the region is exactly as predicted.
         is_interchangeable: whether another operator has an equal region, so that the two could be the other way round.
     """
@@ -80,8 +80,8 @@ class Leftover:
 
     Attributes:
         executable: the index of the executable in the file.
-        extent: the bytes in its parameters.
-        kind: what they are.
+        extent: the positions in the executable's parameters.
+        kind: the kind of the bytes.
     """
 
     executable: int
@@ -94,7 +94,7 @@ class ParameterLocation:
     """The locations of all parameters of a model in a compiled file.
 
     Attributes:
-        regions: in the order of the operators; an operator whose parameters are stored several times has several.
+        regions: the regions in the order of the operators; parameters that are stored several times have several.
         missing: the parameters that were not found; tables that the compiler does not always make are not among them.
         leftovers: all other bytes.
     """
@@ -127,7 +127,7 @@ def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> P
     Args:
         file: the compiled file.
         graph: the model.
-        operators: its operators that run on the Edge TPU, in their order.
+        operators: the model's operators on the Edge TPU, in the order of execution.
     """
     blobs = [_Blob(index, parameter_bytes(file, executable)) for index, executable in enumerate(file.executables)]
     search = _Search([blob for blob in blobs if len(blob.content)])

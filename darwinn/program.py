@@ -80,7 +80,7 @@ class TileInstruction:
     Attributes:
         bundle: the index of its first bundle.
         operation: its operation, such as `PARAMETER_READ`.
-        tiles: one bit for each tile that executes it; bit 4 * row + column.
+        tiles: one bit for each tile that executes the instruction: bit 4 * row + column.
     """
 
     bundle: int
@@ -94,7 +94,7 @@ class ProgramTransfer:
 
     Attributes:
         bundle: the index of the bundle that starts it.
-        kind: one of TRANSFER_KINDS; scratch memory is "input" or "output".
+        kind: one of TRANSFER_KINDS; a transfer of scratch memory is an "input" or "output".
     """
 
     bundle: int
@@ -109,7 +109,7 @@ class StreamPart:
     Attributes:
         bundle: the index of the first bundle of its instruction.
         tiles: the tiles that store it.
-        line: its beginning in the stream, in lines of 64 bytes.
+        line: the first line of the part in the stream, in lines of 64 bytes.
     """
 
     bundle: int

@@ -28,10 +28,10 @@ class ProgramParameters:
 
     Attributes:
         executable: the index of the executable in the file.
-        offset: their beginning in the executable's parameters.
-        size_bytes: their size, with zeros at the end.
+        offset: the first byte in the executable's parameters.
+        size_bytes: the number of bytes, with zeros at the end.
         tiles: for each part, the tiles that store it; empty for streamed parameters.
-        is_cached: whether they are loaded once.
+        is_cached: whether the parameters are loaded once.
     """
 
     executable: int

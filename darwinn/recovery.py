@@ -57,11 +57,11 @@ class Certainty(StrEnum):
     """How certain a recovered operator is."""
 
     CONFIRMED = "confirmed"
-    """Its parameters have the size of its kernel and channels, and are read from the tiles that store them."""
+    """The parameters have the size of the kernel and channels, and are read from the tiles that store them."""
     READ = "read"
-    """Its kind is in the instruction."""
+    """The operator's kind is in the instruction."""
     INFERRED = "inferred"
-    """It is the usual cause of these instructions."""
+    """The operator is the usual cause of these instructions."""
 
 
 @dataclass
@@ -69,16 +69,16 @@ class RecoveredOperator:
     """An operator of the compiled model.
 
     Attributes:
-        names: its name in TFLite; several if they compile to the same instructions.
-        certainty: how certain that is.
-        steps: the indices of its steps.
-        geometry: its dimensions, if it has weights or a window.
-        height: of its output; None if unknown.
-        width: of its output; None if unknown.
+        names: the name in TFLite; several names if they compile to the same instructions.
+        certainty: the certainty of the names.
+        steps: the indices of the operator's steps.
+        geometry: the dimensions of an operator with weights or a window.
+        height: the height of the output; None if unknown.
+        width: the width of the output; None if unknown.
         positions: height times width.
-        reads: the indices of the operators whose output it reads; -1 is an input of the program or an unknown source.
+        reads: the indices of the operators whose output is read; -1 is an input of the program or an unknown source.
         cycles: the cycles of the array, without waiting.
-        passes: how often it is executed for different parts of its output.
+        passes: how often the operator is executed for different parts of its output.
         blocks: blocks of 4 output channels of an operator without geometry; None if unknown.
         window: height and width of the window of an average; None if unknown, or for another operator.
     """
@@ -104,7 +104,7 @@ class RecoveredOperator:
 
     @property
     def name(self) -> str:
-        """Its names as text."""
+        """The names as text."""
         return " or ".join(self.names)
 
 
@@ -114,9 +114,9 @@ def recover(
     """Return the operators of a program, in the order of execution.
 
     Args:
-        steps: its steps.
-        parameters: all parameters in the order of their use: cached and streamed ones, each in their order.
-        contents: the bytes of each.
+        steps: the steps of the program.
+        parameters: the cached and the streamed parameters, each kind in the order of its use.
+        contents: the bytes of each of the parameters.
     """
     recovery = _Recovery(steps, parameters, contents)
     for index in range(len(steps)):
@@ -135,7 +135,7 @@ class _Recovery:
     """The operators that were recovered so far.
 
     Attributes:
-        operators: in the order of execution.
+        operators: the operators in the order of execution.
         owner: for each step so far, the index of its operator.
     """
 

@@ -60,11 +60,11 @@ class VerificationDifference:
 
     Attributes:
         message: what differs, for a person.
-        operator: the index of the operator in the model; None: not of one operator on the Edge TPU.
+        operator: the index of the operator in the model; None for a difference outside of the Edge TPU's operators.
         kind: "weight", "bias", "multiplier", "zero point", "constant", "scale", "interface", "cpu" or "missing".
         tensor: the name of the tensor.
         count: the number of differing values.
-        numbers: the first of them: the index in the tensor, the model's value, the compiled file's value.
+        numbers: the first differing values: index in the tensor, value in the model, value in the compiled file.
     """
 
     message: str
@@ -93,7 +93,7 @@ class Undecided:
     """Something that cannot be compared.
 
     Attributes:
-        operator: the index of the operator in the model; None: not of one operator.
+        operator: the index of the operator in the model; None if the reason is not about one operator.
         blocks: whether the answer can therefore not be "yes".
     """
 
@@ -107,8 +107,8 @@ class Verification:
     """The answer, and what it is based on.
 
     Attributes:
-        differences: what differs; empty unless the file holds another model.
-        undecided: what cannot be compared.
+        differences: the differences; empty unless the file holds another model.
+        undecided: the reasons why something cannot be compared.
         compared: the number of values that were compared, by kind.
     """
 
@@ -241,7 +241,7 @@ class _Comparison:
         """Yield the weights, biases, multipliers and constants that differ, by tensor.
 
         Args:
-            location: where they are.
+            location: the location of the parameters in the file.
             is_complete: whether all operators on the CPU are known, so that all others must be in the parameters.
         """
         unlocated = unlocated_parameters(self.file, self.model, location)

@@ -257,7 +257,7 @@ class HardwareCostModel(CostModel, ABC):
         """Return the cost of a .tflite file.
 
         Raises:
-            ModelError: the target's compiler will reject it.
+            ModelError: the target's compiler will reject the file.
         """
 
     @abstractmethod
@@ -320,7 +320,7 @@ class Target(ABC):
             runtime: the oldest runtime that the compiled model must run on; the version's own if it is None or newer.
 
         Raises:
-            PipelineError: unknown version.
+            PipelineError: the compiler has no such version.
         """
         runtimes = dict(self.compiler.runtimes)
         _require("compiler", version, [*runtimes])

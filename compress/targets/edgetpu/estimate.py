@@ -149,8 +149,8 @@ def estimate(
         compiled: the compiled model; its streamed bytes replace the predicted ones.
 
     Raises:
-        PipelineError: unknown host or clock.
-        ModelError: the compiler will reject the model, or it is damaged.
+        PipelineError: the host or the clock is unknown.
+        ModelError: the compiler will reject the model, or the model is damaged.
     """
     hosts = CONSTANTS.latency.hosts
     if host not in hosts:

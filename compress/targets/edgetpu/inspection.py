@@ -30,7 +30,7 @@ class Inspection:
     """The contents of a compiled model.
 
     Attributes:
-        packages: the contents of its custom operators, in their order.
+        packages: the contents of the custom operators, in the order of execution.
         cpu_ops: the names of the operators that stay on the CPU.
         inputs: the model's inputs.
         outputs: the model's outputs.
@@ -151,7 +151,7 @@ def inspect(path: Path) -> Inspection:
     """Read a compiled model.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     return inspect_graph(graph.read(path), str(path))
 
@@ -160,7 +160,7 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     """Return the contents of a compiled model that is already parsed; `where` is its name in messages.
 
     Raises:
-        ModelError: not compiled, or not compiled by the vendor's compiler.
+        ModelError: the vendor's compiler did not compile the model.
     """
     custom_operators = compiled_file.custom_operators(parsed, where)
     compiled = {operator.index for operator in custom_operators}

@@ -119,10 +119,10 @@ class BusTraffic:
     """The bytes on the bus at every inference.
 
     Attributes:
-        input_bytes: from the host.
-        output_bytes: to the host.
-        instruction_bytes: of the executables.
-        streamed_bytes: of the parameters of each layer, counted once; 0 if they are cached.
+        input_bytes: bytes of inputs from the host.
+        output_bytes: bytes of outputs to the host.
+        instruction_bytes: bytes of the executables' instructions.
+        streamed_bytes: bytes of the parameters of each layer, counted once; 0 for cached parameters.
         invocations: how often the Edge TPU is started.
     """
 
@@ -143,7 +143,7 @@ class LatencyPrediction:
         high: see `low`.
         parts: `fixed_ms` (start of the inference and of each layer, and instructions), `input_ms`, `compute_ms`,
             `stream_ms`, `output_ms`, `cpu_ms`.
-        layers: for each layer, its computation and streaming.
+        layers: for each layer, the time of its computation and streaming.
     """
 
     total: float

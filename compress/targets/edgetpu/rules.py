@@ -230,7 +230,7 @@ def _reduced_batch(operator: Operator, graph: Graph) -> str | None:
     axes = graph.tensors[operator.inputs[1]]
     rank = len(graph.tensors[operator.inputs[0]].shape)
     if axes.elements > rank > 1:
-        raise ValueError(f"{axes.elements} axes of {rank}")
+        raise ValueError(f"a reduction over {axes.elements} axes of a tensor with {rank} dimensions")
     over_batch = rank > 1 and axes.is_constant and (axes.array() % rank == 0).any()
     return "reduces over the batch" if over_batch else None
 
