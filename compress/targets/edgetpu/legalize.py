@@ -218,7 +218,7 @@ class _Legalizer:
             if operator.custom or operator.outputs not in runnable:
                 continue
             violation = rules.first_violation(operator, self.graph, self.target)
-            eight_bit = rules.eight_bit_tensors(operator, self.graph, self.target) is None
+            eight_bit = rules.eight_bit_tensors(operator, self.graph) is None
             for entry in REWRITES:
                 if entry.if_refused != refused:
                     continue

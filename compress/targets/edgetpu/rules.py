@@ -16,7 +16,8 @@ from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu.constants import CONSTANTS
 
-Rule = Callable[[Operator, Graph, Target], str | None]
+Rule = Callable[..., str | None]
+"""A function of an operator and its graph; `compiler_version` takes the target instead of the graph."""
 BIAS_POSITIONS = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}
 """The position of the bias among an operator's inputs."""
 PARAMETER_POSITIONS: Mapping[str, tuple[int, ...]] = {
@@ -41,23 +42,22 @@ PARAMETER_POSITIONS: Mapping[str, tuple[int, ...]] = {
 REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN")
 
 
-def supported_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
+def supported_operator(operator: Operator, graph: Graph) -> str | None:
     """The Edge TPU must support the operator.
 
     Replace the layer by a supported one, or move it to the end of the model.
     """
-    del graph, target
+    del graph
     if operator.name in CONSTANTS.operators and not operator.custom:
         return None
     return f"{operator.name} is not supported"
 
 
-def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+def compiler_version(operator: Operator, target: Target) -> str | None:
     """The compiler's version must support the operator.
 
     Use compiler 16.0, and runtime 14 on the device.
     """
-    del graph
     compiler = target.compiler
     known = CONSTANTS.operators.get(operator.name)
     if known is None or known.runtime <= compiler.runtimes[compiler.version]:
@@ -65,24 +65,23 @@ def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | 
     return f"{operator.name} needs runtime {known.runtime}, newer than compiler {compiler.version} writes for"
 
 
-def operator_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+def operator_version(operator: Operator, graph: Graph) -> str | None:
     """The compiler of 2021 must support the operator's version.
 
     Quantize the model with Coralline, which writes the oldest possible versions.
     """
-    del graph, target
+    del graph
     known = CONSTANTS.operators.get(operator.name)
     if known is None or operator.version <= known.max_version:
         return None
     return f"version {operator.version}; the newest supported version is {known.max_version}"
 
 
-def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str | None:
+def eight_bit_tensors(operator: Operator, graph: Graph) -> str | None:
     """All activations and weights must be 8-bit quantized (int8 or uint8).
 
     Quantize the whole model to full integer, including inputs and outputs.
     """
-    del target
     bias_position = BIAS_POSITIONS.get(operator.name, len(operator.inputs))
     bias = operator.inputs[bias_position : bias_position + 1]
     is_lstm = operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM"
@@ -97,25 +96,23 @@ def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str |
     return None
 
 
-def static_shapes(operator: Operator, graph: Graph, target: Target) -> str | None:
+def static_shapes(operator: Operator, graph: Graph) -> str | None:
     """All shapes must be known when the model is compiled.
 
     Fix every dimension before you convert the model.
     """
-    del target
     for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         if tensor.dynamic:
             return f"{tensor.name} has a dynamic shape"
     return None
 
 
-def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | None:
+def three_dimensions(operator: Operator, graph: Graph) -> str | None:
     """Only the 3 innermost dimensions may be larger than 1.
 
     Use batch 1 and no 5-dimensional tensors. `python -m compress legalize` replaces those that only move values
     (channel shuffles, upsampling, detection heads).
     """
-    del target
     limit = CONSTANTS.max_active_rank
     for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         outer = tensor.shape[: max(len(tensor.shape) - limit, 0)]
@@ -124,12 +121,11 @@ def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | 
     return None
 
 
-def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str | None:
+def constant_parameters(operator: Operator, graph: Graph) -> str | None:
     """Weights, biases, axes and paddings must be constants.
 
     Make the second operand a weight of the layer, not the output of another layer.
     """
-    del target
     for position in PARAMETER_POSITIONS.get(operator.name, ()):
         if position < len(operator.inputs) and operator.inputs[position] != NONE:
             tensor = graph.tensors[operator.inputs[position]]
@@ -138,23 +134,22 @@ def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str
     return None
 
 
-def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def no_fused_activation(operator: Operator, graph: Graph) -> str | None:
     """Pooling and concatenation must not have a fused activation.
 
     Put the activation before the layer.
     """
-    del graph, target
+    del graph
     fused = operator.option("fusedActivationFunction", 0)
     applies = operator.name in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")
     return "has a fused activation" if applies and fused else None
 
 
-def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def equal_dilation(operator: Operator, graph: Graph) -> str | None:
     """A convolution must have the same dilation in x and y, unless its kernel has one tap along one of them.
 
     Set dilation_rate to one value.
     """
-    del target
     width = operator.option("dilationWFactor", 1)
     height = operator.option("dilationHFactor", 1)
     if width == height or 1 in graph.tensors[operator.inputs[1]].shape[1:3]:  # a temporal network: [files]
@@ -162,13 +157,12 @@ def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | No
     return f"dilation {height} by {width}"
 
 
-def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str | None:
+def dense_layer_format(operator: Operator, graph: Graph) -> str | None:
     """A dense layer must have the default weight format, and a vector as its output.
 
     Run `python -m compress legalize`, which replaces a dense layer on several rows by a 1x1 convolution. Convert
     without the converter's CPU optimizations.
     """
-    del target
     if operator.name != "FULLY_CONNECTED":
         return None
     if operator.option("weightsFormat", 0) != 0:
@@ -177,12 +171,11 @@ def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str 
     return None if sum(size > 1 for size in shape) <= 1 else f"has the output shape {list(shape)}"
 
 
-def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> str | None:
+def bilinear_resize_input(operator: Operator, graph: Graph) -> str | None:
     """A bilinear resize must have an input larger than 1x1.
 
     Use a nearest-neighbor resize for a 1x1 map: the result is the same.
     """
-    del target
     if operator.name != "RESIZE_BILINEAR":
         return None
     input_size = graph.tensors[operator.inputs[0]].shape[1:3]
@@ -190,12 +183,11 @@ def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> s
     return "resizes a 1x1 map" if input_size == (1, 1) and output_size != (1, 1) else None
 
 
-def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def softmax_size(operator: Operator, graph: Graph) -> str | None:
     """Softmax must be over a vector of limited length.
 
     Compute the softmax in the application, or make the output smaller.
     """
-    del target
     if operator.name != "SOFTMAX":
         return None
     shape = graph.output_tensors(operator)[0].shape
@@ -203,12 +195,11 @@ def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
 
-def batch_axis_unchanged(operator: Operator, graph: Graph, target: Target) -> str | None:
+def batch_axis_unchanged(operator: Operator, graph: Graph) -> str | None:
     """Reductions, padding, split and pack must not change the batch dimension.
 
     Use height, width or channels as the axis.
     """
-    del target
     if operator.name in REDUCTIONS:
         return _reduced_batch(operator, graph)
     if operator.name == "PAD":
@@ -235,12 +226,11 @@ def _reduced_batch(operator: Operator, graph: Graph) -> str | None:
     return "reduces over the batch" if over_batch else None
 
 
-def mean_over_channels(operator: Operator, graph: Graph, target: Target) -> str | None:
+def mean_over_channels(operator: Operator, graph: Graph) -> str | None:
     """The number of channels must be a multiple of 4 for a mean over channels.
 
     Run `python -m compress legalize`, which replaces it by a 1x1 convolution, or give the layer before it more filters.
     """
-    del target
     if operator.name != "MEAN":
         return None
     shape = graph.tensors[operator.inputs[0]].shape
@@ -255,12 +245,11 @@ def reduced_axes(operator: Operator, graph: Graph) -> set[int]:
     return {int(axis) % rank for axis in axes.array().flatten()} if axes.is_constant else set()
 
 
-def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | None:
+def mean_positions(operator: Operator, graph: Graph) -> str | None:
     """A mean over height and width must be over a limited number of positions.
 
     Use strides or pooling before it; or split the map, and take the mean of the means of its parts.
     """
-    del target
     if operator.name != "MEAN":
         return None
     positions = _window_positions(operator, graph)
@@ -268,24 +257,22 @@ def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | No
     return f"is over {positions:,} positions; {limit:,} are not mapped (edgetpu#461)" if positions >= limit else None
 
 
-def prelu_slopes(operator: Operator, graph: Graph, target: Target) -> str | None:
+def prelu_slopes(operator: Operator, graph: Graph) -> str | None:
     """PRELU must have one slope for each channel.
 
     Share the slopes over height and width: shared_axes=[1, 2].
     """
-    del target
     if operator.name != "PRELU":
         return None
     shape = graph.tensors[operator.inputs[1]].shape
     return f"has slopes of the shape {list(shape)}" if any(size > 1 for size in shape[:-1]) else None
 
 
-def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> str | None:
+def concatenation_inputs(operator: Operator, graph: Graph) -> str | None:
     """A concatenation may have a constant input only if it has two inputs and the constant is all zeros.
 
     Use padding for zeros, and add other constants after it.
     """
-    del target
     constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
     if operator.name != "CONCATENATION" or not constants:
         return None
@@ -293,12 +280,11 @@ def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> st
     return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
 
 
-def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def transpose_size(operator: Operator, graph: Graph) -> str | None:
     """The input and the output of a transpose must fit on the chip together.
 
     Keep the layout height, width, channels. `python -m compress legalize` removes transposes that cancel each other.
     """
-    del target
     if operator.name != "TRANSPOSE":
         return None
     tensor = graph.tensors[operator.inputs[0]]
@@ -309,12 +295,11 @@ def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | No
     return f"moves {tensor.elements:,} elements; at most {limit:,}"
 
 
-def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def flatten_size(operator: Operator, graph: Graph) -> str | None:
     """A feature map that is flattened must fit into the memory of one tile.
 
     Add pooling before the flatten layer; global average pooling needs no flatten layer.
     """
-    del target
     if operator.name != "RESHAPE":
         return None
     source = graph.tensors[operator.inputs[0]]
@@ -326,12 +311,11 @@ def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None
     return f"flattens {size_bytes:,} bytes; a tile has {limit:,}" if size_bytes > limit else None
 
 
-def strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
+def strided_slice(operator: Operator, graph: Graph) -> str | None:
     """A strided slice must have stride 1, no ellipsis and no new axis.
 
     Run `python -m compress legalize`, which replaces strides by a pooling layer, or use cropping.
     """
-    del target
     if operator.name != "STRIDED_SLICE":
         return None
     if operator.option("ellipsisMask", 0) or operator.option("newAxisMask", 0):
@@ -395,7 +379,8 @@ def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[R
     """
     try:
         for rule in RULES:
-            violation = rule(operator, graph, target)
+            source = target if rule is compiler_version else graph
+            violation = rule(operator, source)
             if violation:
                 return rule, violation
     except IndexError as error:
