@@ -83,11 +83,8 @@ def test_fakes_are_told_from_what_the_vendors_compiler_makes(tmp_path: Path, con
         inspection.inspect(path)
     assert caught.value.where == str(path)
     assert reason in str(caught.value)
-
-
-def test_a_model_that_is_not_compiled_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="it is not compiled for the Edge TPU"):
-        inspection.inspect(compiled(tmp_path / "plain.tflite"))
+        inspection.inspect(compiled(path))
 
 
 def test_damaged_packages_are_errors_or_answers() -> None:

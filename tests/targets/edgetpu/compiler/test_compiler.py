@@ -349,7 +349,7 @@ def test_the_version_that_is_required(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     for version in ("15.0", "16.0.1"):
         with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
-            make(compiler_compiler_version=version, cache=None).compile(MODEL, pytest.fail)
+            make(compiler_version=version, cache=None).compile(MODEL, pytest.fail)
     for required in ("16.0", VERSION, None):
         assert make(compiler_version=required, cache=None).compile(MODEL, pytest.fail) is not None
 
