@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,8 @@ class CpuCost(CostModel):
 class Cpu(Target):
     """A CPU with a TFLite runtime."""
 
+    cost = CpuCost()
+
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CpuCheck:
         """Place every operator on the CPU."""
         del all_subgraphs
@@ -90,11 +91,6 @@ class Cpu(Target):
         """Return the model unchanged."""
         del inputs, io
         return Unchanged(graph, self.check(graph))
-
-    @cached_property
-    def cost(self) -> CpuCost:
-        """The costs, without time and memory."""
-        return CpuCost()
 
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
         """Return the placement: a CPU runs the model as it is."""
