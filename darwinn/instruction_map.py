@@ -194,10 +194,7 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
 def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -> ProgramPlan:
     """Return the changes of a program for another model, or the reasons why it cannot be changed.
 
-    Args:
-        program: the instructions of an executable.
-        change: the models.
-        is_only: whether all operators are in this program, so that its order can decide between them.
+    `is_only` tells that all operators are in this program, so that its order can decide between them.
     """
     plan = ProgramPlan()
     if not change.changed:
@@ -401,9 +398,7 @@ def _windows(program: bytes) -> NDArray[np.uint32]:
 def missing_instructions(change: ModelChange, explained: Collection[int]) -> list[str]:
     """Return the changed operators whose instructions are not understood or were not found.
 
-    Args:
-        change: the models.
-        explained: the operators that have instructions in the programs.
+    `explained` has the operators with instructions in the programs.
     """
     problems = []
     for index in sorted(change.changed):

@@ -231,9 +231,7 @@ def _dma_hint(table: PackageTable, streams: list[int]) -> DmaHint:
 def read(options: bytes, position: int = 0) -> DarwinnPackage:
     """Return the package in the options of a custom operator.
 
-    Args:
-        options: the operator's custom options.
-        position: the position of the options in the file, which is added to every position in the result.
+    `position` is the position of the options in the file, which is added to every position in the result.
 
     Raises:
         ModelError: the options contain no package: the vendor's compiler did not write the file.

@@ -122,13 +122,7 @@ def region_bytes(file: CompiledFile, region: ParameterRegion) -> NDArray[np.uint
 
 
 def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> ParameterLocation:
-    """Find the parameters of operators in a compiled file.
-
-    Args:
-        file: the compiled file.
-        graph: the model.
-        operators: the model's operators on the Edge TPU, in the order of execution.
-    """
+    """Find the parameters of operators in a compiled file."""
     blobs = [_Blob(index, parameter_bytes(file, executable)) for index, executable in enumerate(file.executables)]
     search = _Search([blob for blob in blobs if len(blob.content)])
     parts = [part for operator in operators for part in stored_parameters(operator, graph)]

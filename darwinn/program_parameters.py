@@ -84,10 +84,8 @@ def streamed_parameters(
 
     None if the transfers are not all parameters.
 
-    Args:
-        transfers: offset and size of each, in order; None: the offset is not known.
-        executable: the index of its executable.
-        size_bytes: the size of all its parameters.
+    `transfers` has the offset, if it is known, and the size of each transfer in order; `size_bytes` is the size of
+    all parameters of the executable.
     """
     if sum(size for _, size in transfers) == size_bytes:
         stops = list(accumulate(size for _, size in transfers))

@@ -271,13 +271,7 @@ _SHARED_SCALES = WEIGHTED | {"LOGISTIC", "TANH", "SOFTMAX"}
 
 
 def compiler_choices(old: Graph, new: Graph, operators: set[int]) -> list[str]:
-    """Return the differences in values that the compiler's choices can depend on, for operators on the Edge TPU.
-
-    Args:
-        old: the model that was compiled.
-        new: a model with the same structure.
-        operators: the operators that run on the Edge TPU.
-    """
+    """Return the differences in values that the compiler's choices can depend on, for operators on the Edge TPU."""
     differences = []
     for before in old.operators:
         after = new.operators[before.index]

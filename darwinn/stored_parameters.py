@@ -79,9 +79,7 @@ class StoredParameters:
 def stored_parameters(operator: Operator, graph: Graph) -> list[StoredParameters]:
     """Return the parameters that the compiler stores for an operator, as far as it is known.
 
-    Args:
-        operator: an operator on the Edge TPU.
-        graph: the model, from `compress.model.tflite.graph`, which limits all sizes in it.
+    The graph is from `compress.model.tflite.graph`, which limits all sizes in it.
     """
     function = _FUNCTIONS.get(operator.name)
     return function(operator, graph) if function else []
@@ -115,11 +113,8 @@ def _weighted(
 ) -> list[StoredParameters]:
     """Return the parameters of a convolution or dense layer.
 
-    Args:
-        operator: the operator.
-        graph: the model.
-        positions: possible orders of the weights, [outputs, taps, channels] each.
-        few: whether up to 4 outputs take 4 rows.
+    `positions` has possible orders of the weights, [outputs, taps, channels] each; `few` tells that up to 4 outputs
+    take 4 rows.
     """
     values = _values(operator, graph)
     if values is None:
@@ -290,11 +285,7 @@ def _matrix_of_ones(
 ) -> StoredParameters:
     """Return a convolution that only moves data.
 
-    Args:
-        operator: the operator.
-        purpose: what it does, for messages.
-        read: [outputs, taps, channels], whether an output reads an input.
-        header: the kinds of values in the header of a group.
+    `read`, [outputs, taps, channels], tells whether an output reads an input; `purpose` is for messages.
     """
     outputs = len(read)
     arrays: dict[NumberKind, NDArray[Any]] = {

@@ -186,12 +186,7 @@ def replace_metadata(
 ) -> list[str]:
     """Replace what a compiled file says about the old model, such as labels, and return what cannot be replaced.
 
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        old: the model that it was compiled from.
-        new: the model that it shall hold.
-        contents: the bytes of both models, for files that are attached at their ends.
+    `contents` has the bytes of both models, for files that are attached at their ends.
     """
     model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     before, after = _metadata(old), _metadata(new)
@@ -236,10 +231,7 @@ def _attached(content: bytes) -> dict[str, int]:
 def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping[int, int]) -> list[str]:
     """Replace the caching tokens, and return the reasons why that is not safe.
 
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        tokens: the new token for each old one.
+    `tokens` has the new token for each old one.
     """
     problems = []
     positions_by_token: dict[int, set[int]] = {}

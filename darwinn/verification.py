@@ -240,9 +240,8 @@ class _Comparison:
     ) -> Iterator[VerificationDifference | Undecided]:
         """Yield the weights, biases, multipliers and constants that differ, by tensor.
 
-        Args:
-            location: the location of the parameters in the file.
-            is_complete: whether all operators on the CPU are known, so that all others must be in the parameters.
+        `is_complete` tells that all operators on the CPU are known, so that all others must be in the
+        parameters.
         """
         unlocated = unlocated_parameters(self.file, self.model, location)
         is_proven = is_complete and bool(unlocated.contradiction)
@@ -378,11 +377,8 @@ class _Comparison:
     ) -> VerificationDifference | Undecided:
         """Return the most similar instruction of an operator without one: a proof if only its scales can differ.
 
-        Args:
-            operator: the operator.
-            expected: the instructions that it can have.
-            unexplained: the instructions that belong to no operator.
-            is_identified: whether its parameters are in the file, and no other operator has unknown instructions.
+        The operator is identified if its parameters are in the file, and no other operator has unknown
+        instructions.
         """
         candidates = [
             (sum(map(eq, astuple(instruction.constants), astuple(form.constants))), form, instruction)

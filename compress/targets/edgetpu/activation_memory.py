@@ -16,12 +16,7 @@ _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 
 def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
-    """Return the largest sum of live activations in one tile, over all Edge TPU operators in execution order.
-
-    Args:
-        graph: the model.
-        on_tpu: the indices of the Edge TPU operators.
-    """
+    """Return the largest sum of live activations in one tile, over all Edge TPU operators in execution order."""
     operators = [operator for operator in graph.operators if operator.index in on_tpu]
     last_use = {index: operator.index for operator in operators for index in (*operator.inputs, *operator.outputs)}
     tiles: dict[int, int] = {}

@@ -178,10 +178,7 @@ class Check:
 def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check:
     """Predict placement and memory.
 
-    Args:
-        graph: the model.
-        target: the Edge TPU; `Target.compiled_by` selects the compiler's version.
-        all_subgraphs: whether the compiler makes several partitions.
+    See `Target.check`; `Target.compiled_by` selects the compiler's version.
 
     Raises:
         ModelError: an operator lacks a required input or option: the file is damaged.

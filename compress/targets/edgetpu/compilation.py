@@ -24,12 +24,7 @@ Note = Callable[[str], None]
 def compile_model(model: bytes, settings: CompilerSettings, target: Target, folder: Path, note: Note) -> Facts:
     """Check a model, and compile it if a compiler or a cached result is available.
 
-    Args:
-        model: the .tflite file.
-        settings: the location of the compiler, and its options.
-        target: the Edge TPU.
-        folder: the folder for the compiled model, or its segments, and the compiler's log.
-        note: a function that shows a message at once.
+    The folder gets the compiled model, or its segments, and the compiler's log.
 
     Raises:
         ModelError: the model is not a .tflite file.

@@ -141,12 +141,7 @@ def estimate(
 ) -> Estimate:
     """Predict the latency of a model.
 
-    Args:
-        graph: the model, not compiled.
-        target: the Edge TPU.
-        host: a key of the target's `latency.hosts`.
-        clock: a key of `latency.CLOCKS`.
-        compiled: the compiled model; its streamed bytes replace the predicted ones.
+    `compiled` is the compiled model; its streamed bytes replace the predicted ones.
 
     Raises:
         PipelineError: the host or the clock is unknown.
@@ -219,10 +214,7 @@ def _uncounted(graph: Graph, layers: Sequence[ArrayLayer]) -> tuple[str, ...]:
 def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
     """Return the predictions for all hosts of the target as plain values; empty if the compiler will reject the model.
 
-    Args:
-        graph: the model.
-        target: the Edge TPU.
-        compiled: the compiled model, if there is one.
+    With a compiled model, its streamed bytes replace the predicted ones.
     """
     predictions = {}
     for host in CONSTANTS.latency.hosts:

@@ -184,11 +184,6 @@ def _custom_options(parsed: Graph, index: int) -> bytes:
 def compare_with_prediction(inspection: Inspection, original: Graph, target: Target) -> list[FigureComparison]:
     """Compare the contents of a compiled model with the predictions of `check` for the original.
 
-    Args:
-        inspection: the compiled model.
-        original: the model that it was compiled from.
-        target: the Edge TPU with the compiler's version.
-
     Raises:
         ModelError: the original is damaged.
     """
@@ -208,11 +203,7 @@ def compare_with_prediction(inspection: Inspection, original: Graph, target: Tar
 def verify_same_model(inspection: Inspection, original: Graph, target: Target, where: str) -> None:
     """Verify that a compiled model can come from an original. Accept every original that the compiler would reject.
 
-    Args:
-        inspection: the compiled model.
-        original: the model that it was compiled from.
-        target: the Edge TPU with the compiler's version.
-        where: the compiled file, for messages.
+    `where` is the compiled file's name in messages.
 
     Raises:
         ModelError: inputs, outputs, CPU operators or parameter bytes differ from those of the original.

@@ -134,11 +134,7 @@ def legalize(
 ) -> Legalized:
     """Rewrite a model for the Edge TPU compiler.
 
-    Args:
-        graph: the model, quantized to full integer; its inputs and outputs may be float.
-        target: the target with its rules.
-        inputs: real inputs on which rewrites are verified, as real numbers or quantized; random ones if it is empty.
-        io: "INT8" or "UINT8", the type of inputs and outputs; None for the internal type.
+    See `Target.legalize`. Rewrites are verified on random inputs if `inputs` is empty.
 
     Raises:
         ModelError: the TFLite runtime cannot run the model, or an operator is invalid.

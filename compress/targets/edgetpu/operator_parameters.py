@@ -43,13 +43,7 @@ MAX_KERNEL = 8192
 
 
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Return the memory for an operator's parameters on the Edge TPU.
-
-    Args:
-        operator: an operator of the graph.
-        graph: the model.
-        target: the target, with its memory limits and the compiler's version.
-    """
+    """Return the memory for an operator's parameters on the Edge TPU."""
     return COUNTS.get(operator.name, _unconfirmed)(operator, graph, target)
 
 

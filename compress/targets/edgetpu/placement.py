@@ -90,11 +90,8 @@ class Placement:
 def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
     """Predict the placement of every operator of a graph.
 
-    Args:
-        graph: the model.
-        target: the target, with the limits of the rules and the compiler's version.
-        all_subgraphs: whether the compiler makes several partitions (`-a`). If so, operators after a CPU operator are
-            mapped too.
+    With `all_subgraphs` (the compiler's `-a`), the compiler makes several partitions, and operators after a CPU
+    operator are mapped too.
     """
     placed: list[PlacedOperator] = []
     after_tpu: set[int] = set()  # tensors that depend on an Edge TPU operator

@@ -29,11 +29,7 @@ MAX_ALIGNED = 4_000_000
 def explain(file: CompiledFile, name: str, original: Graph, target: Target) -> Explanation:
     """Explain a compiled file, name its operators by those of the original, and compare the prediction with the file.
 
-    Args:
-        file: the compiled file.
-        name: its name in texts.
-        original: the model that it was compiled from.
-        target: the Edge TPU, for the prediction.
+    `name` is the file's name in texts.
 
     Raises:
         ModelError: the file is damaged, or the original has other inputs or outputs.
@@ -50,12 +46,6 @@ def compare(
     file: CompiledFile, original: Graph, target: Target, programs: Sequence[ExplainedProgram]
 ) -> tuple[list[tuple[ExplainedOperator, ...]], ScheduleComparison]:
     """Name the recovered operators by those of the original, and compare the prediction with the file.
-
-    Args:
-        file: the compiled file.
-        original: the model that it was compiled from.
-        target: the Edge TPU.
-        programs: the explained programs.
 
     Returns:
         The operators of each program with their originals, and the comparison.

@@ -211,11 +211,7 @@ def actual_placement(
 ) -> Placement:
     """Return the placement in a compiled model, which still contains its CPU operators, with their names and outputs.
 
-    Args:
-        placement: the predicted placement; its reasons are kept where it is correct.
-        original: the model.
-        compiled: the compiled model, or its segments.
-        real: the compiler's reports.
+    The reasons of the predicted placement are kept where the prediction is correct.
     """
     left = {_named(graph, operator) for graph in compiled for operator in graph.operators}
     ops = []

@@ -238,13 +238,7 @@ def _cpu_location(segment: Segment) -> str:
 def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, compare: bool = False) -> Split:
     """Split a model into one segment for each Edge TPU, and verify the segments.
 
-    Args:
-        graph: the model, not compiled.
-        target: the Edge TPU.
-        tpus: the number of Edge TPUs.
-        host: the host that they are connected to.
-        clock: their clock.
-        compare: whether to compare with segments of equal parameter bytes.
+    With `compare`, the segments are compared with segments of equal parameter bytes.
 
     Raises:
         PipelineError: the number of Edge TPUs, the host or the clock is invalid.
