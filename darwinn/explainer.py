@@ -237,21 +237,13 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
 def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
     owners = {region: index for index, operator in enumerate(read.operators) for region in operator.parameters}
     regions = list(dict.fromkeys([*read.parameters, *owners])) if read.operators else list(read.parameters)
-    return [
-        ExplainedParameters(
-            region.offset,
-            region.size_bytes,
-            region.is_cached,
-            tuple(map(_tile_indices, region.tiles)),
-            owners.get(region),
-            layout_text(read.operators[owners[region]]) if region in owners else "",
-        )
-        for region in regions
-    ]
-
-
-def _tile_indices(tiles: int) -> tuple[int, ...]:
-    return tuple(tile for tile in range(TILE_COUNT) if tiles >> tile & 1)
+    explained = []
+    for region in regions:
+        tiles = tuple(tuple(tile for tile in range(TILE_COUNT) if mask >> tile & 1) for mask in region.tiles)
+        owner = owners.get(region)
+        layout = "" if owner is None else layout_text(read.operators[owner])
+        explained.append(ExplainedParameters(region.offset, region.size_bytes, region.is_cached, tiles, owner, layout))
+    return explained
 
 
 def _transfers(program: Program, hints: DmaHints, steps: Sequence[ProgramStep]) -> tuple[ExplainedTransfer, ...]:

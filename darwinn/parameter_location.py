@@ -181,7 +181,12 @@ class _Search:
         Regions of zeros look like the padding of other regions, and are claimed only if `zeros` is set.
         """
         candidates = {
-            part: [match for blob in self.blobs for match in _equal(part, blob) if zeros or self._content(match).any()]
+            part: [
+                match
+                for blob in self.blobs
+                for match in _equal(part, blob)
+                if zeros or blob.content[match.offset : match.offset + match.size_bytes].any()
+            ]
             for part in parts
         }
         remaining = list(parts)
@@ -225,9 +230,6 @@ class _Search:
 
     def _lines(self, region: ParameterRegion) -> NDArray[np.bool_]:
         return self._blob(region).claimed[region.offset // ALIGNMENT : region.extent.stop // ALIGNMENT]
-
-    def _content(self, region: ParameterRegion) -> NDArray[np.uint8]:
-        return self._blob(region).content[region.offset : region.offset + region.size_bytes]
 
     def _blob(self, region: ParameterRegion) -> _Blob:
         return next(blob for blob in self.blobs if blob.executable == region.executable)

@@ -30,7 +30,7 @@ from darwinn.operator_geometry import (
 )
 from darwinn.parameter_layout import VECTOR_BLOCK
 from darwinn.program_parameters import ProgramParameters
-from darwinn.tensor_steps import ProgramStep, StepKind, TensorInstruction
+from darwinn.tensor_steps import ProgramStep, StepKind
 from darwinn.traversal import WORD_BYTES
 
 _MAX_PASS_DISTANCE = 64
@@ -223,7 +223,8 @@ class _Recovery:
     def _rescale(self, index: int) -> RecoveredOperator:
         """Return a copy with another scale, or a product or sum with a constant vector in the parameters."""
         step = self.steps[index]
-        blocks = max(_innermost_blocks(instruction) for instruction in step.instructions)
+        loops = (instruction.target.loops for instruction in step.instructions)
+        blocks = max(prod(loop.count for loop in nested if loop.stride == 1) for nested in loops)
         parameters = self._take_in_order(index, {VECTOR_BLOCK, VECTOR_BLOCK * blocks})
         if parameters is None:
             return RecoveredOperator(("QUANTIZE", "CONCATENATION", "RESHAPE"), Certainty.INFERRED, [index])
@@ -336,10 +337,6 @@ def _is_read_by(step: ProgramStep, parameters: ProgramParameters) -> bool:
     """Return whether a step can read cached parameters: it reads them from the tiles that store them, or in place."""
     tiles = parameters.tiles
     return not tiles or not step.parameter_tiles or tuple(step.parameter_tiles[: len(tiles)]) == tiles
-
-
-def _innermost_blocks(instruction: TensorInstruction) -> int:
-    return prod(loop.count for loop in instruction.target.loops if loop.stride == 1)
 
 
 def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:

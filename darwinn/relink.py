@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from darwinn.instructions import bundles, vector_instructions
 from darwinn.operator_constants import activation_quantizations, unsigned_zero_point
 from darwinn.parameter_layout import Values
 from darwinn.parameter_location import ParameterRegion
-from darwinn.stored_parameters import StoredParameters, stored_parameters
+from darwinn.stored_parameters import stored_parameters
 from darwinn.surroundings import Replacement, TensorPair
 from darwinn.verification import verify
 
@@ -213,7 +213,10 @@ class _Attempt:
         before = stored_parameters(region.operator, self.old)
         after = stored_parameters(self.new.operators[region.operator.index], self.new)
         indices = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
-        if len(after) != len(before) or not _are_equal([after[index] for index in indices]):
+        if len(after) != len(before):
+            raise ModelError("the new model has other parameters there")
+        # Any of several parts of one purpose can be in the region: their values must be equal.
+        if len({after[index].choices[0].values.pool.tobytes() for index in indices}) != 1:
             raise ModelError("the new model has other parameters there")
         choices = after[indices[0]].choices
         if len(choices) != len(before[indices[0]].choices):
@@ -235,11 +238,6 @@ class _Attempt:
             self.replacement.write(position, plan.apply(content), "the instructions")
         self.problems += missing_instructions(change, explained)
         self.changes["instructions changed"] = replaced
-
-
-def _are_equal(parts: Sequence[StoredParameters]) -> bool:
-    """Return whether several parts of one purpose have equal values, so that any of them can be in a region."""
-    return len({part.choices[0].values.pool.tobytes() for part in parts}) == 1
 
 
 def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:

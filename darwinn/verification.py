@@ -350,10 +350,13 @@ class _Comparison:
                 unexplained.append(instruction)
         unknown = [operator for operator in self.operators if not by_operator[operator.index]]
         for operator in self.operators:
+            # Values that move and keep their meaning need no instruction.
+            scales = set(activation_quantizations(self.model, operator))
+            moves_only = operator.name in DATA_MOVEMENT and len(scales) <= 1
             if not by_operator[operator.index]:
                 reason = f"{describe(operator)}: how its instructions hold scales and zero points is not known"
                 yield Undecided(operator.index, reason, blocks=False)
-            elif operator.index not in explained and not self._needs_no_instruction(operator):
+            elif operator.index not in explained and not moves_only:
                 is_identified = operator.index in equal and not unknown
                 yield self._not_explained(
                     operator, by_operator[operator.index], unexplained, is_identified=is_identified
@@ -362,10 +365,6 @@ class _Comparison:
             kinds = len(unexplained)
             reason = f"{kinds} instructions of the compiled file have scales or zero points of no operator of the model"
             yield Undecided(None, reason, blocks=True)
-
-    def _needs_no_instruction(self, operator: Operator) -> bool:
-        """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
-        return operator.name in DATA_MOVEMENT and len(set(activation_quantizations(self.model, operator))) <= 1
 
     def _not_explained(
         self,

@@ -166,19 +166,16 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     compiled = {operator.index for operator in custom_operators}
     cpu_ops = [operator.name for operator in parsed.operators if operator.index not in compiled]
     try:
-        packages = tuple(package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
+        packages = []
+        for operator in custom_operators:
+            options = parsed.source.subgraphs[0].operators[operator.index].customOptions
+            packages.append(package.read(b"" if options is None else bytes(options)))
     except ModelError as error:
         error.where = where
         raise
     inputs = tuple(parsed.tensors[index] for index in parsed.inputs)
     outputs = tuple(parsed.tensors[index] for index in parsed.outputs)
-    return Inspection(packages, tuple(cpu_ops), inputs, outputs)
-
-
-def _custom_options(parsed: Graph, index: int) -> bytes:
-    """Return the custom options of an operator, as stored."""
-    stored = parsed.source.subgraphs[0].operators[index].customOptions
-    return b"" if stored is None else bytes(stored)
+    return Inspection(tuple(packages), tuple(cpu_ops), inputs, outputs)
 
 
 def compare_with_prediction(inspection: Inspection, original: Graph, target: Target) -> list[FigureComparison]:

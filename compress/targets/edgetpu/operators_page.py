@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.constants import CONSTANTS, MappedOperator
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.rewrites import REWRITES
 
 
@@ -38,14 +38,11 @@ def _operators_section() -> list[str]:
         "a pooling window, a resize or an LSTM is larger than any known one.",
         *("", "| operator | newest version | first runtime | largest known |", "|---|---|---|---|"),
         *(
-            f"| {name} | {operator.max_version} | {operator.runtime} | {_largest(operator)} |"
-            for name, operator in CONSTANTS.operators.items()
+            f"| {name} | {known.max_version} | {known.runtime} | "
+            f"{'no compiled model is known' if known.largest_mapped is None else format(known.largest_mapped, ',')} |"
+            for name, known in CONSTANTS.operators.items()
         ),
     ]
-
-
-def _largest(operator: MappedOperator) -> str:
-    return "no compiled model is known" if operator.largest_mapped is None else f"{operator.largest_mapped:,}"
 
 
 def _parser_section() -> list[str]:

@@ -186,7 +186,9 @@ def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[st
     for name in ("subgraphs", "total", "on_tpu", "on_cpu", "on_chip_bytes", "off_chip_bytes"):
         one, other = getattr(predicted, name), getattr(real, name)
         if one is not None and other is not None:
-            pairs.append((name, one, other, _last_digit(other) if name.endswith("_bytes") else 0.0))
+            # The compiler prints two decimal digits in the largest unit that is not larger than the size.
+            unit = max(unit for unit in _UNITS.values() if unit <= max(other, 1.0))
+            pairs.append((name, one, other, 0.01 * unit if name.endswith("_bytes") else 0.0))
     return [
         {"name": name, "predicted": one, "real": other}
         for name, one, other, step in pairs
@@ -199,11 +201,6 @@ def _status_counts(report: CompilerReport) -> Counter[tuple[str, str]]:
     for row in report.operations:
         counts[row.op, row.status] += row.count
     return counts
-
-
-def _last_digit(size_bytes: float) -> float:
-    """Return the bytes of the last decimal digit in the unit that the compiler uses for a size."""
-    return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
 
 
 def actual_placement(

@@ -129,7 +129,9 @@ class SplitGraph:
         count = len(self.graph.operators)
         inside: set[int] = set()  # a cut would divide the users of a variable
         for variable in (tensor.index for tensor in self.graph.tensors if tensor.is_variable):
-            users = [operator.index for operator in self.graph.operators if variable in _all_tensors(operator)]
+            users = [
+                operator.index for operator in self.graph.operators if variable in (*operator.inputs, *operator.outputs)
+            ]
             inside.update(range(min(users, default=0) + 1, max(users, default=0) + 1))
         tensors = self.graph.tensors
         positions = [0, count]
@@ -312,10 +314,6 @@ def _in_order(tensors: Sequence[int] | dict[int, None], first: Sequence[int]) ->
     """Return tensors: those of `first` in its order, then the others."""
     known = [index for index in dict.fromkeys(first) if index in tensors]
     return known + [index for index in tensors if index not in known]
-
-
-def _all_tensors(operator: Operator) -> tuple[int, ...]:
-    return (*operator.inputs, *operator.outputs)
 
 
 def _size_bytes(tensor: Tensor) -> int:
