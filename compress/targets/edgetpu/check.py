@@ -19,6 +19,7 @@ from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperato
 from compress.targets.edgetpu.rules import refusing_damaged
 
 SCHEMA_VERSION = 1
+TILE_BYTES = CONSTANTS.memory.narrow_bytes_per_tile
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ class Check:
         blockers: the operators to change first, by decreasing MACs.
         parameters: the parameters' sizes and which of them are cached; None if the compiler rejects the model.
         activation_bytes: the activation memory of the fullest tile; None if the compiler rejects the model.
-        tile_bytes: the memory of a tile.
-        plan_bytes: the on-chip memory for parameters that is available to every network.
         has_repeated_constants: whether an operator with a constant vector runs on the Edge TPU.
         unconfirmed: the names of operators on the Edge TPU whose parameters are at least as many as predicted.
         lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
@@ -61,8 +60,6 @@ class Check:
     blockers: tuple[Blocker, ...]
     parameters: CacheAllocation | None
     activation_bytes: int | None
-    tile_bytes: int
-    plan_bytes: int
     has_repeated_constants: bool
     unconfirmed: tuple[str, ...] = ()
     lookup_table: tuple[int, ...] | None = None
@@ -75,9 +72,10 @@ class Check:
     @property
     def cache_warning(self) -> str:
         """A warning if the predicted cached bytes are uncertain, or ""."""
-        if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
+        if self.parameters is None or self.parameters.report_on_chip_bytes <= CONSTANTS.memory.plan_bytes:
             return ""
-        return f"more than {self.plan_bytes:,} bytes on chip: for some networks the compiler cached no more than that"
+        plan_bytes = CONSTANTS.memory.plan_bytes
+        return f"more than {plan_bytes:,} bytes on chip: for some networks the compiler cached no more than that"
 
     @property
     def parameter_warning(self) -> str:
@@ -85,7 +83,7 @@ class Check:
         if self.unconfirmed:
             names = ", ".join(self.unconfirmed)
             return f"at least; the compiler may add more for {names}: no known compiled model confirms what it stores"
-        if self.has_repeated_constants and (self.activation_bytes or 0) > self.tile_bytes:
+        if self.has_repeated_constants and (self.activation_bytes or 0) > TILE_BYTES:
             return "more in the file if element-wise operators run in passes: each pass stores their constants"
         return ""
 
@@ -94,7 +92,7 @@ class Check:
         """The risk that the compiler fails or maps less, because of large activations: low, medium or high, and why."""
         if self.activation_bytes is None:
             return "refused"
-        times = self.activation_bytes / self.tile_bytes
+        times = self.activation_bytes / TILE_BYTES
         uncertain = next((op for op in self.ops if op.risk), None)
         if times <= 1 and uncertain is not None:
             return f"medium: {uncertain.op} {uncertain.index} may stay on the CPU: {uncertain.risk}"
@@ -209,8 +207,6 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
         _blockers(graph.operators, placement.ops),
         allocation,
         activation_bytes,
-        CONSTANTS.memory.narrow_bytes_per_tile,
-        CONSTANTS.memory.plan_bytes,
         has_repeated_constants,
         unconfirmed,
         None if table is None else table.shape,

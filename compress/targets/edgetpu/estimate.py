@@ -11,8 +11,8 @@ from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
-from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.constants import CONSTANTS, HostConstants, LatencyConstants
+from compress.targets.edgetpu.check import TILE_BYTES, Check, check
+from compress.targets.edgetpu.constants import CONSTANTS, HostConstants
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
@@ -37,9 +37,6 @@ class Estimate:
         latency: total, interval, parts, and ms of each layer on the Edge TPU.
         layers: the layers on the Edge TPU, in the order of `latency.layers`.
         host: the name of the host.
-        host_summary: one line about the host.
-        basis: what the constants of the host were found from.
-        measurements: the number of published measurements on the host that they were fitted to.
         clock: the clock of the Edge TPU.
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
@@ -52,9 +49,6 @@ class Estimate:
     latency: LatencyPrediction
     layers: tuple[ArrayLayer, ...]
     host: str
-    host_summary: str
-    basis: str
-    measurements: int
     clock: str
     streamed_bytes: int
     compiled: bool
@@ -80,13 +74,13 @@ class Estimate:
 
     def describe(self) -> str:
         """Return the estimate as text for a person."""
-        latency = self.latency
+        latency, constants = self.latency, CONSTANTS.latency.hosts[self.host]
         source = "from the compiled model" if self.compiled else "predicted"
         lines = [
-            f"{latency.total:.3g} ms on {self.host} ({self.host_summary}), {latency.low:.3g} to {latency.high:.3g}; "
+            f"{latency.total:.3g} ms on {self.host} ({constants.summary}), {latency.low:.3g} to {latency.high:.3g}; "
             "predicted, not measured",
             *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in latency.parts.items()),
-            f"this host: {self.basis}",
+            f"this host: {constants.basis}",
             f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
             self.check.placement.summary,
             f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, {source}",
@@ -108,14 +102,15 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return the estimate as a plain map, schema 1."""
+        constants = CONSTANTS.latency.hosts[self.host]
         return {
             "schema_version": SCHEMA_VERSION,
             "latency_ms": self.latency_ms,
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "host": self.host,
-            "basis": self.basis,
-            "measurements": self.measurements,
+            "basis": constants.basis,
+            "measurements": constants.measurements,
             "clock": self.clock,
             "parts": dict(self.latency.parts),
             "layers": [
@@ -185,15 +180,12 @@ def _estimate(
         prediction = replace(prediction, total=0.0, low=0.0, high=0.0, parts=parts)
     cpu_alone_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
     cpu_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators if operator.index not in on_tpu)
-    advice = _Advisor(layers, traffic, constants, host, clock).advice(cpu_ms, cpu_alone_ms)
-    tile_share = (checked.activation_bytes or 0) / checked.tile_bytes
+    advice = _Advisor(layers, traffic, host, clock).advice(cpu_ms, cpu_alone_ms)
+    tile_share = (checked.activation_bytes or 0) / TILE_BYTES
     return Estimate(
         latency=_add_cpu_time(prediction, cpu_ms, tile_share, bus.cpu_factor or constants.cpu_factor),
         layers=layers,
         host=host,
-        host_summary=bus.summary,
-        basis=bus.basis,
-        measurements=bus.measurements,
         clock=clock,
         streamed_bytes=sum(traffic.streamed_bytes),
         compiled=compiled is not None,
@@ -217,13 +209,13 @@ def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None
     With a compiled model, its streamed bytes replace the predicted ones.
     """
     predictions = {}
-    for host in CONSTANTS.latency.hosts:
+    for host, constants in CONSTANTS.latency.hosts.items():
         try:
             prediction = estimate(graph, target, host, compiled=compiled)
         except ModelError:
             return {}
         predictions[host] = {
-            "summary": prediction.host_summary,
+            "summary": constants.summary,
             "latency_ms": prediction.latency_ms,
             "low_ms": prediction.low_ms,
             "high_ms": prediction.high_ms,
@@ -353,7 +345,6 @@ class _Advisor:
 
     layers: Sequence[ArrayLayer]
     traffic: BusTraffic
-    constants: LatencyConstants
     host: str
     clock: str
 
@@ -389,4 +380,4 @@ class _Advisor:
         return what, tpu_ms - self._total(changed, self.traffic)
 
     def _total(self, layers: Sequence[ArrayLayer], traffic: BusTraffic) -> float:
-        return latency.predict(layers, traffic, self.constants, self.host, self.clock).total
+        return latency.predict(layers, traffic, CONSTANTS.latency, self.host, self.clock).total

@@ -12,8 +12,7 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Tensor
 from compress.targets.base import Target
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.constants import CONSTANTS
+from compress.targets.edgetpu.check import TILE_BYTES, check
 from darwinn import compiled_file, package
 from darwinn.package import DarwinnPackage, Executable
 
@@ -87,11 +86,10 @@ class Inspection:
             *(_describe_tensor("input", tensor) for tensor in self.inputs),
             *(_describe_tensor("output", tensor) for tensor in self.outputs),
         ]
-        tile_bytes = CONSTANTS.memory.narrow_bytes_per_tile
         lines += [
             f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
             f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
-            f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
+            f"{executable.narrow_bytes_per_tile:,} of {TILE_BYTES:,} in each tile, token {executable.token:016x}"
             for executable in self.executables
         ]
         return "\n".join(lines) + "\n"
