@@ -32,7 +32,7 @@ class CpuPart:
     """The operators of a model that a compiled file runs on the CPU.
 
     Attributes:
-        operators: their indices in the model; all others run on the Edge TPU.
+        operators: the indices of the operators in the model; all other operators run on the Edge TPU.
         tensors: the index in the model of each tensor of the compiled file, where it is known.
         differences: what is different, one message each.
         unmatched: operators and inputs that are not known in the model, one message each.

@@ -90,7 +90,7 @@ class Factor:
     """A bundle that loads an integer factor of an addition.
 
     Attributes:
-        bundle: its index.
+        bundle: the index of the bundle.
         bit: the first bit of the factor.
         value: the factor, of 15 bits.
     """

@@ -124,7 +124,7 @@ class DarwinnPackage:
     Attributes:
         min_runtime: the oldest runtime that can load it.
         compiler_version: the compiler's version, if the package has it.
-        executables: its programs.
+        executables: the programs.
     """
 
     min_runtime: int

@@ -79,7 +79,7 @@ class TileInstruction:
 
     Attributes:
         bundle: the index of its first bundle.
-        operation: its operation, such as `PARAMETER_READ`.
+        operation: the operation, such as `PARAMETER_READ`.
         tiles: one bit for each tile that executes the instruction: bit 4 * row + column.
     """
 

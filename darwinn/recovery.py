@@ -38,6 +38,7 @@ _MAX_PASS_DISTANCE = 64
 _VECTOR_BYTES = 16
 """The bytes of 4 values of a vector."""
 _LARGEST_SUMMAND = 1 << 20
+"""Smaller int32 values are summands: the bits of every float32 factor that occurs are larger."""
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 87, 167
 """The exponents of float32 factors that occur: 2^-40 to 2^40."""
 _SAME_SHAPE = frozenset({"ADD", "LOGISTIC", "MUL", "QUANTIZE", "SUB", "TANH", "move"})

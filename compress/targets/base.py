@@ -141,12 +141,12 @@ class OperatorShape:
 
     Attributes:
         kind: "conv", "tconv" (transposed convolution), "fc" (dense), "dw" (depthwise), "pool" or "elt" (element-wise).
-        output_shape: height, width and channels of its output.
-        input_shape: height, width and channels of its input.
-        kernel: height and width of its window; 1x1 for an operator without a window.
-        index: its position in the model.
-        name: its name in messages.
-        constant: whether it has one constant for each output channel, such as the slopes of a PReLU.
+        output_shape: height, width and channels of the output.
+        input_shape: height, width and channels of the input.
+        kernel: height and width of the window; 1x1 for an operator without a window.
+        index: the operator's position in the model.
+        name: the operator's name in messages.
+        constant: whether the operator has one constant for each output channel, such as the slopes of a PReLU.
     """
 
     kind: str
@@ -301,7 +301,7 @@ class Target(ABC):
     """A target and its constants.
 
     Attributes:
-        name: its name in pipeline.yaml.
+        name: the target's name in pipeline.yaml.
         summary: one line about the target.
         digest: SHA-256 of the constants, part of the cache key of every stage that depends on the target.
         compiler: the vendor's compiler; NO_COMPILER if models need none.

@@ -46,10 +46,10 @@ class RewriteOutcome:
     """A rewrite that was tried.
 
     Attributes:
-        rewrite: its name.
+        rewrite: the rewrite's name.
         op: the operator that it was tried on; "" for a rewrite of the whole graph.
         output: the name of that operator's output tensor.
-        kept: whether it is in the result.
+        kept: whether the rewrite is in the result.
         steps: the largest difference of an output, in quantization steps; None if the operators could not be compared.
         tolerance: the allowed difference.
         reason: the reason why it was rejected, or the reference of the comparison; otherwise "".

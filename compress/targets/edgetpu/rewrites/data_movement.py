@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from compress.model.tflite.comparison import Runner
 from compress.model.tflite.edit import VALID, Edit, extract, reshape
 from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
 from compress.targets.edgetpu.rewrites.layers import add_selection_convolution, add_selection_transpose_conv
 from compress.targets.edgetpu.rewrites.shapes import add_slice
@@ -21,7 +22,7 @@ MOVEMENT_OPERATORS = (
 """Operators that only move the values of their first input, if their other inputs are constant."""
 MAX_ELEMENTS = 1 << 24
 """The most elements of a tensor whose values are followed."""
-MAX_AXES = 3
+MAX_AXES = CONSTANTS.max_active_rank
 _MOST_PIECES = 16
 """The most slices that are concatenated."""
 _LARGEST_BLOCK = 8

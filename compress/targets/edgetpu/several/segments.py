@@ -45,7 +45,7 @@ class Segment:
         stop: the index after its last operator.
         inputs: the tensors that it reads and does not compute.
         outputs: the tensors that it computes, and a later segment or the application reads.
-        estimate: its predicted latency and placement, as a separate model.
+        estimate: the predicted latency and placement of the segment as a separate model.
         risk: FITS, UNCERTAIN or STREAMS.
     """
 
@@ -280,7 +280,7 @@ def prepare(graph: Graph, target: Target, host: str, clock: str) -> SplitGraph:
     """Return a model for splitting.
 
     Raises:
-        ModelError: it cannot be split, with the reason.
+        ModelError: the model is too large, or has control flow or resources.
     """
     if len(graph.operators) > MAX_OPERATORS:
         raise ModelError(f"has {len(graph.operators)} operators", allowed=f"at most {MAX_OPERATORS}")

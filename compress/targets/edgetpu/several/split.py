@@ -78,7 +78,7 @@ class Split:
     """A model in segments, verified.
 
     Attributes:
-        segments: its segments, one for each Edge TPU.
+        segments: the segments, one for each Edge TPU.
         choices: one Edge TPU, copies of the whole model, and pipelines of 2 segments and more.
         equal_bytes: the segments with equal parameter bytes; None if they were not requested, or do not exist.
         files: the .tflite file of each segment by its name.
