@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import compiler_evidence
@@ -19,6 +17,7 @@ from paths import EDGETPU
 
 from compress.core.errors import ModelError, PipelineError
 from compress.model.tflite import graph
+from compress.surface.cli.main import main
 from compress.targets import load
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.check import Check, check
@@ -116,24 +115,25 @@ def test_a_refused_model_has_no_sizes_and_an_unknown_compiler_is_refused() -> No
         TARGET.compiled_by("17")
 
 
-def test_the_command(tmp_path: Path) -> None:
-    def run(name: str, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "compress", "check", str(tmp_path / name), *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, *more: str) -> int:
+        return main(["check", str(tmp_path / name), *more])
 
     (tmp_path / "whole.tflite").write_bytes(tiny.classifier())
     (tmp_path / "float.tflite").write_bytes(tiny.classifier(int8=False))
     tensors = {letter: Tensor((1, 4)) for letter in "abc"}
     chain = [Op("RELU", "a", "b"), Op("ABS", "b", "c")]
     (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
-    assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
-    report = json.loads(run("part.tflite", "--json").stdout)
+    assert [run(name) for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
+    capsys.readouterr()
+    assert run("part.tflite", "--json") == 9
+    report = json.loads(capsys.readouterr().out)
     names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
     names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
     assert set(names.split()) <= set(report)
     assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(report["ops"][0])
-    assert run("part.tflite", "--compiler", "9").returncode == 2
-    assert run("none.tflite").returncode == 4
+    assert run("part.tflite", "--compiler", "9") == 2
+    assert run("none.tflite") == 4
 
 
 def test_damaged_models_are_errors_or_answers() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from paths import EDGETPU
 
 from compress.core.errors import ModelError, PipelineError
 from compress.model.tflite import graph
+from compress.surface.cli.main import main
 from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
@@ -137,15 +136,13 @@ def test_the_bytes_of_a_compiled_model_are_used(name: str) -> None:
 
 
 @shared
-@pytest.mark.parametrize("other", ["bright_16x16", "keras_lstm_mnist_ptq", "color_red_64x64"])
-def test_another_model_s_bytes_are_not_taken_for_this_one_s(tmp_path: Path, other: str) -> None:
-    pairs = EDGETPU / "pairs"
-    command = [sys.executable, "-m", "compress", "estimate", "--host", "usb3", pairs / "dense_1024" / "model.tflite"]
-    done = subprocess.run([*command, "--compiled", pairs / other / "compiled.tflite"], capture_output=True, text=True)
-    assert done.returncode == ModelError.exit_code
-    assert f"{other}/compiled.tflite" in done.stderr
-    assert "it was compiled from another model" in done.stderr
-    assert "give the file that edgetpu_compiler wrote for this model" in done.stderr
+def test_another_model_s_bytes_are_not_taken_for_this_one_s() -> None:
+    original = graph.read(EDGETPU / "pairs" / "dense_1024" / "model.tflite")
+    for other in ("bright_16x16", "keras_lstm_mnist_ptq", "color_red_64x64"):
+        compiled = EDGETPU / "pairs" / other / "compiled.tflite"
+        with pytest.raises(ModelError, match="from another model; give the file that edgetpu_compiler") as caught:
+            TARGET.cost.estimate(original, "usb3", None, compiled)
+        assert caught.value.where == str(compiled)
 
 
 def test_how_another_model_is_known(tmp_path: Path) -> None:
@@ -194,18 +191,17 @@ def test_published_measurements_are_met_without_their_models() -> None:
     assert shipped == pytest.approx([published_latency.predicted(row, fresh) for row in measurements], rel=0.01)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(tiny.classifier((16, 16, 3)))
-    command = [sys.executable, "-m", "compress", "estimate", str(path), "--host"]
-    done = subprocess.run([*command, "devboard", "--json"], capture_output=True, text=True, check=True)
-    report = json.loads(done.stdout)
+    command = ["estimate", str(path), "--host"]
+    assert main([*command, "devboard", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
     assert report["low_ms"] < report["latency_ms"] < report["high_ms"]
     assert report["host"] == "devboard"
-    done = subprocess.run([*command, "usb3", "--clock", "std"], capture_output=True, text=True, check=True)
-    assert "ms on usb3 (USB Accelerator on USB 3, x86 host)" in done.stdout
-    done = subprocess.run([*command, "moon"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "allowed: pcie, usb3, usb2, devboard" in done.stderr
+    assert main([*command, "usb3", "--clock", "std"]) == 0
+    assert "ms on usb3 (USB Accelerator on USB 3, x86 host)" in capsys.readouterr().out
+    assert main([*command, "moon"]) == 2
+    assert "allowed: pcie, usb3, usb2, devboard" in capsys.readouterr().err
     path.write_bytes(b"no model")
-    assert subprocess.run([*command, "usb3"], capture_output=True).returncode == ModelError.exit_code
+    assert main([*command, "usb3"]) == ModelError.exit_code

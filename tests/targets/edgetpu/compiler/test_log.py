@@ -233,8 +233,7 @@ def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction(
 
 @shared
 def test_placements_read_from_real_compiled_models() -> None:
-    rows = json.loads((EDGETPU / "pairs" / "index.json").read_text())
-    for row in rows:
+    for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
         folder = EDGETPU / "pairs" / row["name"]
         original, real = graph.read(folder / "model.tflite"), graph.read(folder / "compiled.tflite")
         placement = actual_placement(check(original, TARGET).placement, original, [real], [])
