@@ -353,6 +353,6 @@ def test_a_docstring_is_a_requirement_and_an_advice(rule: rules.Rule) -> None:
 def test_every_rule_is_in_the_table() -> None:
     """A function with the signature of a rule is a rule."""
     signature = {"operator": "Operator", "graph": "Graph", "return": "str | None"}
-    ours = {value for name, value in vars(rules).items() if not name.startswith("_")}
+    ours = [value for name, value in vars(rules).items() if not name.startswith("_")]
     found = {value for value in ours if getattr(value, "__annotations__", {}) == signature}
     assert found | {rules.compiler_version} == set(rules.RULES)
