@@ -41,11 +41,10 @@ class Blocker:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Placement):
     """The predicted result of the compiler.
 
     Attributes:
-        placement: where each operator runs.
         subgraphs: the number of partitions on the Edge TPU.
         blockers: the operators to change first, by decreasing MACs.
         parameters: the parameters' sizes and which of them are cached; None if the compiler rejects the model.
@@ -55,7 +54,6 @@ class Check:
         lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
 
-    placement: Placement
     subgraphs: int
     blockers: tuple[Blocker, ...]
     parameters: CacheAllocation | None
@@ -63,11 +61,6 @@ class Check:
     has_repeated_constants: bool
     unconfirmed: tuple[str, ...] = ()
     lookup_table: tuple[int, ...] | None = None
-
-    @property
-    def ops(self) -> tuple[PlacedOperator, ...]:
-        """Every operator, in execution order."""
-        return self.placement.ops
 
     @property
     def cache_warning(self) -> str:
@@ -103,31 +96,16 @@ class Check:
             return f"medium: {size}; such models were compiled, in several passes"
         return f"high: {size}; no such model is known to compile"
 
-    @property
-    def failure(self) -> str | None:
-        """The reason why the compiler will reject the whole model, or None."""
-        return self.placement.failure
-
-    @property
-    def summary(self) -> str:
-        """One line about the placement."""
-        return self.placement.summary
-
-    @property
-    def complete(self) -> bool:
-        """Whether every operator is mapped."""
-        return self.placement.complete
-
     def describe(self) -> str:
         """Return the result as text for a person."""
-        ops = self.placement.ops
+        ops = self.ops
         lines = [f"{op.index:>4} {op.placement}  {op.op:<28} {op.status}" for op in ops]
         lines += [
             f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
             for op in ops
             if op.status != AFTER_CPU_OPERATOR and op.reason
         ]
-        lines.append(self.placement.summary)
+        lines.append(self.summary)
         if self.lookup_table is not None:
             rows, width = self.lookup_table
             lines.append(
@@ -145,8 +123,8 @@ class Check:
         return "\n".join(lines) + "\n"
 
     def _describe_blockers(self) -> list[str]:
-        macs = self.placement.macs
-        if not self.blockers or not macs["cpu"] or self.placement.failure is not None:
+        macs = self.macs
+        if not self.blockers or not macs["cpu"] or self.failure is not None:
             return []
         first = self.blockers[0]
         count = len(self.blockers)
@@ -161,7 +139,7 @@ class Check:
             sizes = {name: getattr(self.parameters, name) for name in sizes}
         return {
             "schema_version": SCHEMA_VERSION,
-            **self.placement.to_json(),
+            **super().to_json(),
             "subgraphs": self.subgraphs,
             **sizes,
             "parameter_warning": self.parameter_warning,
@@ -202,7 +180,8 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
         activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
         subgraphs = _partition_count(graph.operators, on_tpu)
     return Check(
-        placement,
+        placement.ops,
+        placement.failure,
         subgraphs,
         _blockers(graph.operators, placement.ops),
         allocation,

@@ -62,7 +62,7 @@ def _facts_with_compiler(
     """Return the facts with a compiled model: the compiler's report, and its differences from the prediction."""
     checked, report = expected(parsed, settings, target, compiled.reports[0].version)
     parts = [graph.parse(part) for part in compiled.files.values()]
-    placement = log.actual_placement(checked.placement, parsed, parts, compiled.reports)
+    placement = log.actual_placement(checked, parsed, parts, compiled.reports)
     mapped = sum(op.placement == "tpu" for op in placement.ops)
     summary = f"{mapped} of {len(placement.ops)} operators run on the Edge TPU"
     # Each segment has its own table and memory; the prediction is for the whole model.

@@ -82,7 +82,7 @@ class Estimate:
             *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in latency.parts.items()),
             f"this host: {constants.basis}",
             f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
-            self.check.placement.summary,
+            self.check.summary,
             f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, {source}",
         ]
         if self.check.cache_warning and not self.compiled:
@@ -122,7 +122,7 @@ class Estimate:
             "cpu_alone_ms": self.cpu_alone_ms,
             "uncounted": list(self.uncounted),
             "advice": [{"what": what, "saves_ms": saved_ms} for what, saved_ms in self.advice],
-            "placement": self.check.placement.summary,
+            "placement": self.check.summary,
         }
 
 
@@ -148,8 +148,8 @@ def estimate(
     if clock not in latency.CLOCKS:
         raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     checked = check(graph, target)
-    if checked.placement.failure is not None:
-        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph))
+    if checked.failure is not None:
+        raise ModelError(checked.summary, hint=_rejection_advice(graph))
     return _estimate(graph, target, host, clock, compiled, checked)
 
 
@@ -171,7 +171,7 @@ def _estimate(
 ) -> Estimate:
     constants = CONSTANTS.latency
     bus = constants.hosts[host]
-    on_tpu = {op.index for op in checked.placement.ops if op.placement == "tpu"}
+    on_tpu = {op.index for op in checked.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
     traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
     prediction = latency.predict(layers, traffic, constants, host, clock)
@@ -226,7 +226,7 @@ def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None
 
 def array_layers(graph: Graph, target: Target) -> list[ArrayLayer]:
     """Return the layers that run on the Edge TPU, with the memory for their parameters."""
-    return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
+    return _layers(graph, {op.index for op in check(graph, target).ops if op.placement == "tpu"}, target)
 
 
 def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:

@@ -184,7 +184,7 @@ def compare_with_prediction(inspection: Inspection, original: Graph, target: Tar
     """
     predicted = check(original, target)
     sizes = predicted.parameters
-    cpu_ops = sum(op.placement == "cpu" for op in predicted.placement.ops)
+    cpu_ops = sum(op.placement == "cpu" for op in predicted.ops)
     tile_bytes = max(executable.narrow_bytes_per_tile for executable in inspection.executables)
     return [
         FigureComparison("cached_bytes", sizes.cached_bytes if sizes else None, inspection.cached_bytes),

@@ -157,7 +157,7 @@ def parse(log: str) -> tuple[CompilerReport, ...]:
 
 def expected_report(result: Check, graph: Graph, version: str) -> CompilerReport:
     """Return the predicted report for a checked graph."""
-    ops = result.placement.ops
+    ops = result.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
     counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
     sizes = result.parameters

@@ -84,7 +84,7 @@ def test_what_is_expected_for_an_old_runtime() -> None:
     def sides(runtime: int | None) -> str:
         settings = CompilerSettings(min_runtime_version=runtime)
         expected_check, _ = compilation.expected(parsed, settings, TARGET, None)
-        return "".join(op.placement[0] for op in expected_check.placement.ops)
+        return "".join(op.placement[0] for op in expected_check.ops)
 
     assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
 

@@ -29,7 +29,7 @@ from compress.targets.edgetpu.compiler.log import (
     expected_report,
     parse,
 )
-from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED, place
 
 TARGET = load("edgetpu")
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
@@ -236,7 +236,7 @@ def test_placements_read_from_real_compiled_models() -> None:
     for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
         folder = EDGETPU / "pairs" / row["name"]
         original, real = graph.read(folder / "model.tflite"), graph.read(folder / "compiled.tflite")
-        placement = actual_placement(check(original, TARGET).placement, original, [real], [])
+        placement = actual_placement(place(original, TARGET), original, [real], [])
         assert [op.placement for op in placement.ops] == row["placement"], row["name"]
 
 
@@ -330,7 +330,7 @@ def test_sizes_differ_by_more_than_the_printed_digits() -> None:
 def test_the_placement_that_the_compiled_model_has() -> None:
     content = tiny.classifier()
     original = graph.parse(content)
-    placement = check(original, TARGET).placement
+    placement = place(original, TARGET)
     assert actual_placement(placement, original, [graph.parse(compiled(content))], parse(LOG)) == placement
     real = LOG.replace(
         "FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {AFTER_CPU_OPERATOR}"
