@@ -19,7 +19,7 @@ from darwinn.package import DarwinnPackage, DmaHints, Executable, PackageTable
 MAX_INSTRUCTION_BYTES = 1 << 23
 """The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-_MODEL_SUBGRAPHS = 2
+MODEL_SUBGRAPHS = 2
 _SUBGRAPH_OPERATORS = 3
 _OPERATOR_CUSTOM_OPTIONS = 5
 
@@ -131,6 +131,6 @@ def _custom_options(content: bytes, index: int) -> range:
     """Return the positions of the custom options of an operator of the main subgraph."""
     try:
         model = PackageTable.root(memoryview(content), Allowance(len(content)), 0)
-        return model.item(_MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
+        return model.item(MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
     except (struct.error, ValueError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}") from error

@@ -32,7 +32,7 @@ from darwinn.instructions import (
     replace_factor,
     vector_instructions,
 )
-from darwinn.operator_constants import DATA_MOVEMENT, ONE_BITS, Form, activation_quantizations
+from darwinn.operator_constants import DATA_MOVEMENT, ONE_BITS, WEIGHTED, Form, activation_quantizations
 
 _MOST_CANDIDATES = 1_000_000
 """The limit of instructions times operators with the same constants; 30,000 in a large network."""
@@ -41,7 +41,6 @@ _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
 """The bundles between the factors of an addition and its first instruction; four for each input. Source: the compiled
 models with residual connections; where a program has another order, no load is found there, and it is refused."""
-_WEIGHTED = frozenset({"CONV_2D", "FULLY_CONNECTED", "DEPTHWISE_CONV_2D"})
 _OPTIONAL = DATA_MOVEMENT | {"SOFTMAX"}
 """Operators that can have no instruction with scales or zero points."""
 
@@ -141,7 +140,7 @@ class ModelChange:
 
     def _has_rows(self, operator: Operator, instruction: VectorInstruction) -> bool:
         """Return whether an operator's number of outputs allows the rows of an instruction."""
-        if operator.name not in _WEIGHTED:
+        if operator.name not in WEIGHTED:
             return True
         shape = self.old.tensors[operator.inputs[1]].shape
         if operator.name == "DEPTHWISE_CONV_2D":
@@ -177,7 +176,7 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
     for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
         operand = graph.tensors[tensor] if tensor != NONE else None
         quantization = operand.quantization if operand is not None else None
-        is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
+        is_weight = operator.name in WEIGHTED and 0 < position < len(operator.inputs)
         # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
         if (
             operand is None

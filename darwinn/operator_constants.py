@@ -58,6 +58,8 @@ _INDEPENDENT = (
     (frozenset({FIXED_POINT}), _RECIPROCAL),
     (frozenset({FIXED_POINT}), _PROBABILITY),
 )
+WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+"""Operators with weights whose instruction is always predicted, and is never one of another operator."""
 DATA_MOVEMENT = frozenset(
     {
         *("CONCATENATION", "EXPAND_DIMS", "PACK", "PAD", "QUANTIZE", "RESHAPE", "SLICE", "SPACE_TO_DEPTH", "SPLIT"),

@@ -26,7 +26,7 @@ from darwinn.compiled_file import CompiledFile
 from darwinn.cpu_part import compare_cpu_part
 from darwinn.instruction_map import ModelChange, missing_instructions, plan_program
 from darwinn.instructions import bundles, vector_instructions
-from darwinn.operator_constants import activation_quantizations, unsigned_zero_point
+from darwinn.operator_constants import WEIGHTED, activation_quantizations, unsigned_zero_point
 from darwinn.parameter_layout import Values
 from darwinn.parameter_location import ParameterRegion
 from darwinn.stored_parameters import stored_parameters
@@ -175,7 +175,7 @@ class _Attempt:
         self.problems += [
             f"{structure.describe(operator)}: how the compiler stores its weights is not known"
             for operator in operators
-            if operator.name in WEIGHTED and operator.index not in located
+            if operator.name in WEIGHTED | {"TRANSPOSE_CONV"} and operator.index not in located
         ]
         copies = Counter(region.parameters for region in location.regions)
         changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
@@ -260,11 +260,8 @@ def not_verified(file: CompiledFile, model: Graph) -> list[str]:
     return reasons
 
 
-WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"})
 _WEIGHT, _BIAS = 1, 2
-_REPLACED = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
-"""Operators whose constants a relink writes; those of others must be equal."""
-_SHARED_SCALES = WEIGHTED | {"LOGISTIC", "TANH", "SOFTMAX"}
+_SHARED_SCALES = WEIGHTED | {"LOGISTIC", "SOFTMAX", "TANH", "TRANSPOSE_CONV"}
 """Operators that rescale anyway: equal scales of their tensors mean nothing."""
 
 
@@ -283,7 +280,7 @@ def _choices(old: Graph, before: Operator, new: Graph, after: Operator) -> Itera
         if first == NONE or not old.tensors[first].is_constant:
             continue
         pair = old.tensors[first], new.tensors[second]
-        if before.name not in _REPLACED:
+        if before.name not in WEIGHTED:  # a relink writes the constants of these operators alone
             if _content(pair[0]) != _content(pair[1]):
                 yield f"its constant operand {pair[0].name!r} differs; a relink replaces only weights and biases"
         elif number == _BIAS and pair[0].is_zero != pair[1].is_zero:

@@ -17,12 +17,12 @@ import numpy as np
 
 from compress.model.tflite.graph import Graph, Tensor
 from compress.model.tflite.verifier import Allowance
-from darwinn.compiled_file import CompiledFile
+from darwinn.compiled_file import MODEL_SUBGRAPHS, CompiledFile
 from darwinn.operator_constants import unsigned_zero_point
 from darwinn.package import LayerInfo, PackageTable
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-_MODEL_SUBGRAPHS, _MODEL_BUFFERS = 2, 4
+_MODEL_BUFFERS = 4
 _SUBGRAPH_TENSORS = 0
 _TENSOR_QUANTIZATION = 4
 _QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3
@@ -73,7 +73,7 @@ def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequenc
     """Replace the scales, zero points and constants around the programs, and return what cannot be replaced."""
     problems = []
     model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
-    subgraph = model.item(_MODEL_SUBGRAPHS, 0)
+    subgraph = model.item(MODEL_SUBGRAPHS, 0)
     for pair in pairs:
         table = subgraph.item(_SUBGRAPH_TENSORS, pair.stored.index)
         problems += _replace_quantization(replacement, table, pair.old, pair.new)

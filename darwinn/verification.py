@@ -23,6 +23,7 @@ from darwinn.cpu_part import compare_cpu_part, interface_differences, with_state
 from darwinn.instructions import Constants, VectorInstruction, bundles, vector_instructions
 from darwinn.operator_constants import (
     DATA_MOVEMENT,
+    WEIGHTED,
     Form,
     activation_quantizations,
     forms,
@@ -46,8 +47,6 @@ MAX_CANDIDATES = 1000
 """The most instructions that are compared with an operator without one, to name what differs."""
 MAX_LINES = 40
 """The most lines of one kind in the text; --json has all."""
-_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
-"""Operators whose instruction is always predicted, and is never one of another operator."""
 _EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
 """Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
 _ROUNDING = 1e-5
@@ -391,7 +390,7 @@ class _Comparison:
             return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
         different = _different_fields(form.constants, instruction.constants)
         message = f"{describe(operator)}: scales or zero points are different in its instruction: {different}"
-        if operator.name in _WEIGHTED and is_identified and _only_scales_differ(form.constants, instruction.constants):
+        if operator.name in WEIGHTED and is_identified and _only_scales_differ(form.constants, instruction.constants):
             output = self.model.output_tensors(operator)[0]
             return VerificationDifference(message, operator.index, "scale", output.name)
         reason = (
