@@ -12,6 +12,7 @@ from compress.model.tflite.graph import Graph
 from compress.targets.base import ChannelBlocks, HardwareCostModel, NetworkCost, OperatorShape, Target
 from compress.targets.edgetpu import estimate, inspection, latency, parameter_memory
 from compress.targets.edgetpu.constants import CONSTANTS
+from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
 from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK
 
@@ -137,9 +138,7 @@ class EdgeTpuCost(HardwareCostModel):
             return min(memory.plan_bytes, memory.cache_bytes_beside_streaming)
         return self.cache_bytes()
 
-    def estimate(
-        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
-    ) -> estimate.Estimate:
+    def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> Estimate:
         """Predict the latency of a model on a host; with a compiled model, from its real streamed bytes."""
         inspected = None
         if compiled is not None:
