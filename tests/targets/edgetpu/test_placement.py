@@ -1,4 +1,4 @@
-"""The placement of operators: on graphs made for the tests, and on real models compared with the real compiler."""
+"""The placement of operators on graphs made for the tests; test_check.py has real models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
-from paths import SHARED
 
 from compress.model.tflite import graph
 from compress.targets import load
@@ -151,19 +150,3 @@ def test_macs_on_each_side_and_json() -> None:
     }
     floats = place(graph.parse(tiny.classifier(int8=False)), TARGET)
     assert floats.macs == {"tpu": 0, "cpu": sum(macs)}
-
-
-@pytest.mark.skipif(
-    not (SHARED / "edgetpu" / "pairs" / "index.json").exists(),
-    reason=f"no real models in {SHARED}; CORALLINE_SHARED names the folder of shared files",
-)
-def test_real_models() -> None:
-    pairs = SHARED / "edgetpu" / "pairs"
-    wrong = {}
-    for row in json.loads((pairs / "index.json").read_text()):
-        ops = place(graph.read(pairs / row["name"] / "model.tflite"), TARGET).ops
-        assert len(ops) == len(row["placement"])
-        differ = [f"{op.index} {op.op}" for op, real in zip(ops, row["placement"], strict=True) if op.placement != real]
-        if differ:
-            wrong[row["name"]] = differ
-    assert wrong == {}

@@ -21,6 +21,7 @@ from stand_in import FAILED, LOG, VERSION
 from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.compiler import log
 from compress.targets.edgetpu.compiler.log import (
     CompilerReport,
     StatusRow,
@@ -165,22 +166,12 @@ def kept(report: CompilerReport) -> Counter[str]:
     lines += [f"{row.op:<30} {row.count:<10} {row.status}" for row in report.operations]
     if report.version:
         lines.append(f"Edge TPU Compiler version {report.version}")
-    sizes = {
-        "On-chip memory used for caching model parameters": report.on_chip_bytes,
-        "On-chip memory remaining for caching model parameters": report.on_chip_remaining_bytes,
-        "On-chip memory available for caching model parameters": report.on_chip_available_bytes,
-        "Off-chip memory used for streaming uncached model parameters": report.off_chip_bytes,
-    }
-    for label, size in sizes.items():
+    for label, field in log._SIZES.items():
+        size = getattr(report, field)
         if size is not None:
             unit = next(unit for unit in ("MiB", "KiB", "B") if size >= units[unit] or unit == "B")
             lines.append(f"{label}: {size / units[unit]:.2f}{unit}")
-    numbers = {
-        "Number of Edge TPU subgraphs": report.subgraphs,
-        "Total number of operations": report.total,
-        "Number of operations that will run on Edge TPU": report.on_tpu,
-        "Number of operations that will run on CPU": report.on_cpu,
-    }
+    numbers = {label: getattr(report, field) for label, field in log._NUMBERS.items()}
     return Counter([*lines, *(f"{label}: {number}" for label, number in numbers.items() if number is not None)])
 
 
@@ -198,13 +189,13 @@ NOTHING_MORE = (
 
 
 @pytest.mark.parametrize(
-    "log",
+    "content",
     [LOG, MIXED, FAILED % "ERROR: x\n", *(pytest.param(path, id=path.parent.name, marks=shared) for path in LOGS)],
-    ids=lambda log: f"version-{log[26:30]}" if isinstance(log, str) else "",
+    ids=lambda content: f"version-{content[26:30]}" if isinstance(content, str) else "",
 )
-def test_no_line_is_lost(log: str | Path) -> None:
+def test_no_line_is_lost(content: str | Path) -> None:
     """Each line is in the report unchanged, or is one of those without further information."""
-    text = log if isinstance(log, str) else log.read_text()
+    text = content if isinstance(content, str) else content.read_text()
     (report,) = parse(text)
     lines = Counter(line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTHING_MORE))
     assert kept(report) == lines
@@ -248,11 +239,11 @@ def test_memory_as_the_compiler_prints_it() -> None:
         if any(re.fullmatch(r"[0-9.]+([KMG]i)?B", text) is None for text in (used, remaining, off) if text != "0"):
             continue
         used, remaining, off = ("0.00B" if text == "0" else text for text in (used, remaining, off))
-        log = f"Edge TPU Compiler version {version}\nInput model: m.tflite\n"
-        log += f"On-chip memory used for caching model parameters: {used}\n"
-        log += f"On-chip memory remaining for caching model parameters: {remaining}\n"
-        log += f"Off-chip memory used for streaming uncached model parameters: {off}\n"
-        (report,) = parse(log)
+        text = f"Edge TPU Compiler version {version}\nInput model: m.tflite\n"
+        text += f"On-chip memory used for caching model parameters: {used}\n"
+        text += f"On-chip memory remaining for caching model parameters: {remaining}\n"
+        text += f"Off-chip memory used for streaming uncached model parameters: {off}\n"
+        (report,) = parse(text)
         assert report.unknown == (), model
         assert None not in (report.on_chip_bytes, report.on_chip_remaining_bytes, report.off_chip_bytes), model
 
