@@ -234,29 +234,27 @@ class _Legalizer:
         refused: tuple[float | None, str] | None = None
         for edit in _edits(entry.rewrite, operator, self.graph):
             changed = edit.graph()
-            parser_rejection = self._refusal(edit, changed, entry)
-            difference = None if parser_rejection else self._moved(entry, edit, changed)
+            refusal = self._refusal(edit, changed, entry)
+            difference = None if refusal else self._moved(entry, edit, changed)
             if difference is not None and difference.largest <= entry.tolerance:
                 allowed.append((difference, changed, self._note(edit)))
                 if difference.mean <= MAX_MEAN_STEPS:
                     break
             else:
                 comparable = difference is not None and np.isfinite(difference.largest)
-                refused = (
-                    difference.largest if difference is not None and comparable else None,
-                    parser_rejection or _tolerance_message(difference, entry),
-                )
+                steps = difference.largest if difference is not None and comparable else None
+                refused = (steps, refusal or _tolerance_message(difference, entry))
         output = self.graph.output_tensors(operator)[0].name
         if allowed:
-            difference, self.graph, note = min(allowed, key=lambda candidate: candidate[0].mean)
-            self.changes.append(
-                RewriteOutcome(entry.name, operator.name, output, True, difference.largest, entry.tolerance, note)
-            )
+            difference, self.graph, reason = min(allowed, key=lambda candidate: candidate[0].mean)
+            steps = difference.largest
         elif refused:
             steps, reason = refused
-            self.changes.append(
-                RewriteOutcome(entry.name, operator.name, output, False, steps, entry.tolerance, reason)
-            )
+        else:
+            return
+        self.changes.append(
+            RewriteOutcome(entry.name, operator.name, output, bool(allowed), steps, entry.tolerance, reason)
+        )
 
     def _refusal(self, edit: Edit, changed: Graph, entry: RewriteEntry) -> str | None:
         """Return why an edit maps no more operators, or None."""
