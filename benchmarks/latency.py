@@ -28,10 +28,10 @@ import numpy as np
 from paths import EDGETPU
 from published_latency import JUDGED, Row, fitted, judged, left_out, predicted, rows, spread
 
-from compress.targets import edgetpu, load
+from compress.targets import edgetpu
+from compress.targets.edgetpu.constants import CONSTANTS
 
 RESULTS = repository.RESULTS / "latency.json"
-TARGET = load("edgetpu")
 
 
 def write(constants: Mapping[str, float], spreads: Mapping[str, float]) -> None:
@@ -64,11 +64,10 @@ def main() -> None:
     spreads["usb2"] = max(spread_of(published, misses, ("usb2",)), spreads["usb3"])
     if options.write:
         write(constants, spreads)
-    shipped = TARGET.tables["latency"]
     print("| model | host | measured, ms | without its model | | as shipped | |")
     print("|---|---|---|---|---|---|---|")
     for row, value in sorted(zip(published, predictions, strict=True), key=lambda pair: (pair[0].host, pair[0].model)):
-        now = predicted(row, shipped)
+        now = predicted(row, CONSTANTS.latency)
         cells = [row.model, row.host + (" std" if row.clock == "std" else ""), f"{row.measured_ms:g}", f"{value:.3g}"]
         cells += [f"{value / row.measured_ms - 1:+.1%}", f"{now:.3g}", f"{now / row.measured_ms - 1:+.1%}"]
         print(f"| {' | '.join(cells)} |")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import repository
 
-from raspberry_pi_latency import TABLES, Constants, constants, measurements, predicted, transfer_ratios
+from raspberry_pi_latency import TABLES, Constants, constants, measurements, predicted, transfer_ratios, with_constants
 
 from compress.targets import edgetpu
 
@@ -58,7 +58,7 @@ def main() -> None:
     for host, source in (("pi4-usb3", "pi4-usb3"), ("pi5-pcie", "cm4-pcie")):
         for row in measurements(source):
             if row["table"]:
-                expected = predicted(row["table"], hosts[host], row["clock"])
+                expected = predicted(row["table"], with_constants(hosts[host]), row["clock"])
                 name = host if host == source else f"{host} (measured on {source})"
                 print(
                     f"| {name} | {row['model']} | {row['ms']} | {expected.total:.3g} | "

@@ -5,7 +5,10 @@ Source of the figures: models compared with what the compiler made of them, 2026
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
 
@@ -40,6 +43,24 @@ def position(tensor: Tensor) -> tuple[int, int, int]:
     """Return height, width and channels; missing dimensions are 1."""
     height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
     return height, width, channels
+
+
+def touching_taps(operator: Operator, graph: Graph, kernel: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return the taps of a window, along height and along width, that read an input value at any position.
+
+    On tiny maps the other taps read only padding, and the compiler does not store their weights.
+    """
+    inputs, outputs = position(graph.tensors[operator.inputs[0]]), position(graph.output_tensors(operator)[0])
+    touching = []
+    for length, positions, letter, size in zip(inputs, outputs, "HW", kernel, strict=False):
+        stride, dilation = operator.option(f"stride{letter}", 1), operator.option(f"dilation{letter}Factor", 1)
+        total = max((positions - 1) * stride + (size - 1) * dilation + 1 - length, 0)
+        before = total // 2 if operator.option("padding", 0) == 0 else 0
+        starts = np.arange(size, dtype=np.int64) * dilation - before
+        first = np.maximum(0, -(starts // stride))
+        last = np.minimum(positions - 1, (length - 1 - starts) // stride)
+        touching.append(np.flatnonzero(first <= last))
+    return touching
 
 
 def channel_sources(index: int, graph: Graph, steps: Iterator[int] | None = None) -> list[ChannelSource]:

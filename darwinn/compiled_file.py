@@ -19,7 +19,7 @@ from darwinn.package import DarwinnPackage, DmaHints, Executable, PackageTable
 MAX_INSTRUCTION_BYTES = 1 << 23
 """The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-_MODEL_SUBGRAPHS = 2
+MODEL_SUBGRAPHS = 2
 _SUBGRAPH_OPERATORS = 3
 _OPERATOR_CUSTOM_OPTIONS = 5
 
@@ -30,7 +30,7 @@ class CompiledOperator:
 
     Attributes:
         operator: the operator in the compiled file's graph.
-        package: its package; every position in it is one in the file.
+        package: the operator's package; its positions are positions in the file.
     """
 
     operator: Operator
@@ -42,9 +42,8 @@ class CompiledFile:
     """A compiled .tflite file.
 
     Attributes:
-        content: its bytes.
-        graph: its graph: custom operators and the operators on the CPU.
-        operators: its custom operators for the Edge TPU, in the order of execution.
+        graph: the file's graph, of custom operators and operators on the CPU.
+        operators: the custom operators for the Edge TPU, in the order of execution.
     """
 
     content: bytes
@@ -56,6 +55,11 @@ class CompiledFile:
         """The executables of all custom operators."""
         return tuple(executable for operator in self.operators for executable in operator.package.executables)
 
+    @property
+    def custom_operators(self) -> set[int]:
+        """The indices of the custom operators in the file's graph."""
+        return {compiled.operator.index for compiled in self.operators}
+
     def bytes_at(self, positions: range) -> bytes:
         """Return a part of the file, such as the parameters of an executable."""
         return self.content[positions.start : positions.stop]
@@ -65,7 +69,7 @@ def read(path: Path) -> CompiledFile:
     """Read a compiled file.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     try:
         return parse(path.read_bytes(), str(path))
@@ -77,15 +81,19 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
     """Return the compiled file with these bytes; `where` is its name in messages.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     parsed = graph.parse(content, where)
     try:
-        operators = tuple(_compiled_operator(content, operator) for operator in custom_operators(parsed, where))
+        operators = []
+        for operator in custom_operators(parsed, where):
+            positions = _custom_options(content, operator.index)
+            options = package.read(content[positions.start : positions.stop], positions.start)
+            operators.append(CompiledOperator(operator, options))
     except ModelError as error:
         error.where = where
         raise
-    file = CompiledFile(content, parsed, operators)
+    file = CompiledFile(content, parsed, tuple(operators))
     size = sum(executable.instruction_bytes for executable in file.executables)
     if size > MAX_INSTRUCTION_BYTES:
         allowed = f"{MAX_INSTRUCTION_BYTES:,} bytes"
@@ -97,7 +105,7 @@ def dma_hints(file: CompiledFile, compiled: CompiledOperator) -> tuple[DmaHints,
     """Return the DMA hints of each executable of a custom operator.
 
     Raises:
-        ModelError: they are damaged.
+        ModelError: the DMA hints are damaged.
     """
     positions = _custom_options(file.content, compiled.operator.index)
     return package.read_dma_hints(file.bytes_at(positions))
@@ -107,7 +115,7 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
     """Return the custom operators for the Edge TPU.
 
     Raises:
-        ModelError: there are none.
+        ModelError: the file is not compiled for the Edge TPU.
     """
     operators = tuple(parsed.custom_operators(package.OPERATOR))
     if not operators:
@@ -119,15 +127,10 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
     return operators
 
 
-def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:
-    positions = _custom_options(content, operator.index)
-    return CompiledOperator(operator, package.read(content[positions.start : positions.stop], positions.start))
-
-
 def _custom_options(content: bytes, index: int) -> range:
     """Return the positions of the custom options of an operator of the main subgraph."""
     try:
         model = PackageTable.root(memoryview(content), Allowance(len(content)), 0)
-        return model.item(_MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
+        return model.item(MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
     except (struct.error, ValueError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}") from error

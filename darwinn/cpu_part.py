@@ -32,7 +32,7 @@ class CpuPart:
     """The operators of a model that a compiled file runs on the CPU.
 
     Attributes:
-        operators: their indices in the model; all others run on the Edge TPU.
+        operators: the indices of the operators in the model; all other operators run on the Edge TPU.
         tensors: the index in the model of each tensor of the compiled file, where it is known.
         differences: what is different, one message each.
         unmatched: operators and inputs that are not known in the model, one message each.
@@ -103,10 +103,7 @@ def _copied_to(model: Graph, tensor: Tensor) -> list[Tensor]:
 def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: Collection[int]) -> CpuPart:
     """Find the operators on the CPU in the model, and compare them.
 
-    Args:
-        compiled: the graph of the compiled file.
-        model: the model.
-        custom_operators: the indices of the compiled file's operators for the Edge TPU.
+    `custom_operators` has the indices of the compiled file's operators for the Edge TPU.
     """
     tensors = _matched_tensors(compiled, model)
     by_output = {operator.outputs: operator for operator in model.operators}

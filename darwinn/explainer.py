@@ -11,7 +11,6 @@ from compress.core.errors import ModelError
 from darwinn import compiled_file
 from darwinn.blocks import INPUT_BLOCK
 from darwinn.compiled_file import CompiledFile, CompiledOperator
-from darwinn.data_flow import step_reads
 from darwinn.explanation import (
     CPU_MARK,
     ExplainedOperator,
@@ -36,7 +35,7 @@ from darwinn.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover
+from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover, step_reads
 from darwinn.tensor_steps import ProgramStep, tensor_steps
 
 _CACHING = "PARAMETER_CACHING"
@@ -99,10 +98,10 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
     """Read the executables of a custom operator: those that cache parameters first."""
     hints = compiled_file.dma_hints(file, compiled)
     indices = range(first, first + len(compiled.package.executables))
-    read = [
-        (index, executable, hint, read_program(_bundles(file, executable)))
-        for index, executable, hint in zip(indices, compiled.package.executables, hints, strict=True)
-    ]
+    read = []
+    for index, executable, hint in zip(indices, compiled.package.executables, hints, strict=True):
+        content = [bundle for stream in executable.instructions for bundle in bundles(file.bytes_at(stream))]
+        read.append((index, executable, hint, read_program(content)))
     read.sort(key=lambda entry: entry[1].type != _CACHING)
     cached = [
         region
@@ -134,10 +133,6 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
             _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
         )
     return programs
-
-
-def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
-    return [bundle for stream in executable.instructions for bundle in bundles(file.bytes_at(stream))]
 
 
 def _order(file: CompiledFile) -> tuple[str, ...]:
@@ -173,6 +168,7 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
     owners = _owners(read)
     reads = step_reads(read.steps)
     buffers = _buffers(read, owners, reads)
+    operations = Counter(OPERATION_NAMES[instruction.operation] for instruction in program.instructions)
     return ExplainedProgram(
         part=part,
         type=executable.type,
@@ -182,7 +178,7 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         bundles=len(program.bundles),
         understood_bundles=len(program.bundles) - len(program.unknown),
         instructions=len(program.instructions),
-        operations=_operations(program),
+        operations=dict(operations.most_common()),
         scalar_loops=program.scalar_loops,
         step_cycles=tuple(step.cycles for step in read.steps),
         step_operators=tuple(owners),
@@ -195,12 +191,6 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         operators=tuple(_operator(index, operator, read) for index, operator in enumerate(read.operators)),
         buffers=tuple(buffers),
     )
-
-
-def _operations(program: Program) -> dict[str, int]:
-    """Return the number of instructions for tiles, by what they do."""
-    counts = Counter(OPERATION_NAMES[instruction.operation] for instruction in program.instructions)
-    return dict(counts.most_common())
 
 
 def _layer(layer: LayerInfo) -> tuple[str, tuple[int, ...], int]:
@@ -247,21 +237,13 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
 def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
     owners = {region: index for index, operator in enumerate(read.operators) for region in operator.parameters}
     regions = list(dict.fromkeys([*read.parameters, *owners])) if read.operators else list(read.parameters)
-    return [
-        ExplainedParameters(
-            region.offset,
-            region.size_bytes,
-            region.is_cached,
-            tuple(map(_tile_indices, region.tiles)),
-            owners.get(region),
-            layout_text(read.operators[owners[region]]) if region in owners else "",
-        )
-        for region in regions
-    ]
-
-
-def _tile_indices(tiles: int) -> tuple[int, ...]:
-    return tuple(tile for tile in range(TILE_COUNT) if tiles >> tile & 1)
+    explained = []
+    for region in regions:
+        tiles = tuple(tuple(tile for tile in range(TILE_COUNT) if mask >> tile & 1) for mask in region.tiles)
+        owner = owners.get(region)
+        layout = "" if owner is None else layout_text(read.operators[owner])
+        explained.append(ExplainedParameters(region.offset, region.size_bytes, region.is_cached, tiles, owner, layout))
+    return explained
 
 
 def _transfers(program: Program, hints: DmaHints, steps: Sequence[ProgramStep]) -> tuple[ExplainedTransfer, ...]:

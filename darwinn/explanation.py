@@ -24,12 +24,10 @@ class ExplainedTransfer:
 
     Attributes:
         kind: "instructions", "input", "parameters", "output", "scratch" or "interrupt".
-        name: of the input or output; "" for others.
-        offset: the first byte in the input, output or parameters; None if it is not in the file.
-        size_bytes: the number of bytes.
-        to_host: whether it is to the host.
-        step: the number of steps of the program before it; None if it is not in the program.
-        is_announced: whether the file's DMA hints have it.
+        name: the name of the input or output; "" for other kinds.
+        offset: the first byte in the input, output or parameters; None if the file does not have the offset.
+        step: the number of steps before the transfer; None for a transfer that is only in the DMA hints.
+        is_announced: whether the transfer is in the file's DMA hints.
     """
 
     kind: str
@@ -46,12 +44,11 @@ class ExplainedParameters:
     """The parameters that a program handles together.
 
     Attributes:
-        offset: their beginning in the executable's parameters.
-        size_bytes: their size.
-        is_cached: whether they are loaded once; otherwise at every inference.
-        tiles: the tiles that store each part; empty for streamed ones.
-        operator: the index of the recovered operator; None if it is unknown.
-        layout: rows, weights and other values as text; "" if unknown.
+        offset: the first byte in the executable's parameters.
+        is_cached: whether the parameters are loaded once; otherwise they are loaded at every inference.
+        tiles: the tiles that store each part; empty for streamed parameters.
+        operator: the index of the recovered operator; None if the operator is unknown.
+        layout: rows, weights and other values as text; "" for an unknown layout.
     """
 
     offset: int
@@ -67,25 +64,24 @@ class ExplainedOperator:
     """An operator that was recovered from a program.
 
     Attributes:
-        index: its number in the order of execution.
-        name: its name in TFLite, or several that compile to the same instructions; "move" only copies.
-        certainty: "confirmed": its parameters have exactly the size of its kernel and channels; "read": its kind is in
-            the instruction; "inferred": it is the usual cause of the instructions.
-        kernel: height and width of its window.
-        stride: along height and width.
-        input_channels: rounded up to a multiple of 4.
-        output_channels: rounded up to a multiple of 4.
-        height: of its output.
-        width: of its output.
+        index: the position in the order of execution.
+        name: the name in TFLite, or several names that compile to the same instructions; a "move" only copies.
+        certainty: "confirmed": the parameters have exactly the size of the kernel and channels; "read": the kind is in
+            the instruction; "inferred": the operator is the usual cause of the instructions.
+        kernel: height and width of the window.
+        stride: the stride along height and along width.
+        input_channels: the input channels, rounded up to a multiple of 4.
+        output_channels: the output channels, rounded up to a multiple of 4.
+        height: the height of the output.
+        width: the width of the output.
         positions: height times width; with several passes, borders count twice.
-        passes: how often it is executed, for different parts of its output.
-        cycles: of the slowest tile, without waiting.
-        tiles: the number of tiles that compute it.
-        steps: the first step and the one after the last.
-        reads: the operators whose output it reads; -1: an input, or an unknown source.
-        parameter_bytes: of its parameters.
-        is_cached: whether they are cached; None without parameters.
-        original: the index and name of the operator of the original, if that is given and known.
+        passes: how often the operator is executed, for different parts of its output.
+        cycles: the cycles of the slowest tile, without waiting.
+        tiles: the number of tiles that compute the operator.
+        steps: the first step, and the step after the last one.
+        reads: the operators whose output is read; -1 is an input, or an unknown source.
+        is_cached: whether the parameters are cached; None without parameters.
+        original: the index and the name of the original's operator; None without an original, or if it is unknown.
     """
 
     index: int
@@ -109,7 +105,7 @@ class ExplainedOperator:
 
     @property
     def window(self) -> str:
-        """Its kernel and stride as text; "" without a kernel."""
+        """Kernel and stride as text; "" without a kernel."""
         if self.kernel is None:
             return ""
         text = f"{self.kernel[0]}x{self.kernel[1]}"
@@ -119,7 +115,7 @@ class ExplainedOperator:
 
     @property
     def shape(self) -> str:
-        """Its output as text: height x width x channels, as far as known."""
+        """The shape of the output as text, height x width x channels; unknown sizes are left out."""
         channels = "?" if self.output_channels is None else str(self.output_channels)
         if self.height and self.width:
             return f"{self.height}x{self.width}x{channels}"
@@ -131,10 +127,10 @@ class MemoryBuffer:
     """A part of the activation memory of a tile, and the steps during which it holds a result.
 
     Attributes:
-        operator: the index of the operator that writes it; -1 for an input.
-        start: its first address, in bytes.
-        stop: the address after its last one; over all tiles.
-        steps: the step that writes it, and the one after the last that reads it.
+        operator: the index of the operator that writes the result; -1 for an input.
+        start: the first address over all tiles, in bytes.
+        stop: the address after the last one over all tiles, in bytes.
+        steps: the step that writes the result, and the step after the last one that reads it.
     """
 
     operator: int
@@ -148,25 +144,24 @@ class ExplainedProgram:
     """One executable.
 
     Attributes:
-        part: the number of its custom operator in the file.
-        type: as in the file.
+        part: the number of the executable's custom operator in the file.
+        type: the executable's type, as in the file.
         figures: sizes in bytes, by name.
-        inputs: name, shape and bytes of each.
-        outputs: name, shape and bytes of each.
-        bundles: the instruction bundles of 16 bytes.
-        understood_bundles: those of instructions whose structure is known.
+        inputs: name, shape and bytes of each input.
+        outputs: name, shape and bytes of each output.
+        bundles: the number of instruction bundles, of 16 bytes each.
+        understood_bundles: the number of bundles of instructions whose structure is known.
         instructions: the number of instructions for tiles.
         operations: the number of instructions for tiles, by what they do.
-        scalar_loops: the jumps of the scalar core: it computes something itself that is not recovered.
+        scalar_loops: the jumps of the scalar core, which then computes something itself that is not recovered.
         step_cycles: the cycles of each step's slowest tile.
-        step_operators: the operator of each step.
         live_bytes: by step, the bytes of a tile's memory that hold results.
         memory_bytes: the activation memory of a tile that the file claims.
-        transfers: in order.
-        coverage: for each input, output and the parameters: name, their bytes, and those that the DMA hints transfer.
+        transfers: the transfers in their order.
+        coverage: for each input, each output and the parameters: the name, the bytes, and the bytes in DMA hints.
         hints_are_complete: whether the file says that its DMA hints are all transfers.
-        parameters: in the order of their use.
-        operators: in the order of execution.
+        parameters: the parameters in the order of their use.
+        operators: the operators in the order of execution.
         buffers: the activation memory over time.
     """
 
@@ -201,7 +196,6 @@ class ScheduleDifference:
             "partitions".
         where: the operator, or another place.
         predicted: the prediction as text.
-        actual: what the file has.
     """
 
     what: str
@@ -215,8 +209,7 @@ class ScheduleComparison:
     """The prediction for the original, compared with the file.
 
     Attributes:
-        rules: the version of the compiler whose rules the prediction uses: those that fit the parameters best.
-        differences: what is different.
+        rules: the compiler's version whose rules fit the parameters best; the prediction uses these rules.
         compared: the number of comparisons, by figure.
         unmatched: the original's operators on the accelerator that match no recovered operator, as text.
     """
@@ -235,8 +228,8 @@ class Explanation:
         name: the file's name.
         order: the operators of the file: those on the CPU, and the parts on the accelerator.
         programs: the executables.
-        comparison: with the prediction; None without an original.
-        limits: what the file does not say, one sentence each.
+        comparison: the comparison with the prediction; None without an original.
+        limits: the limits of the explanation, one sentence each.
     """
 
     name: str
@@ -277,23 +270,24 @@ def describe_program(program: ExplainedProgram) -> list[str]:
     read = f"{program.understood_bundles:,} of {program.bundles:,} bundles understood"
     lines = [f"{program.type:<18} {read}, {program.instructions:,} instructions for tiles"]
     moved = [transfer for transfer in program.transfers if transfer.kind not in ("instructions", "interrupt")]
-    lines += [f"  transfer         {_describe_transfer(transfer)}" for transfer in moved[:MAX_LINES]]
-    if len(moved) > MAX_LINES:
-        lines.append(f"  … and {len(moved) - MAX_LINES:,} more (--json and the page list all)")
+    lines += _limited([f"  transfer         {_describe_transfer(transfer)}" for transfer in moved])
     if program.operators:
         names = Counter(operator.certainty for operator in program.operators if operator.name != "move")
         counts = ", ".join(f"{count} {certainty}" for certainty, count in names.items())
         moves = sum(operator.name == "move" for operator in program.operators)
         lines.append(f"  operators        {counts}; {moves} that only copy")
         operators = [operator for operator in program.operators if operator.name != "move"]
-        lines += [f"  {_describe_operator(operator)}" for operator in operators[:MAX_LINES]]
-        if len(operators) > MAX_LINES:
-            lines.append(f"  … and {len(operators) - MAX_LINES:,} more (--json and the page list all)")
+        lines += _limited([f"  {_describe_operator(operator)}" for operator in operators])
         lines.append(
             f"  memory           at most {max(program.live_bytes, default=0):,} bytes of results in a tile, "
             f"in {program.memory_bytes:,} that it takes"
         )
     return lines
+
+
+def _limited(lines: list[str]) -> list[str]:
+    more = len(lines) - MAX_LINES
+    return lines if more <= 0 else [*lines[:MAX_LINES], f"  … and {more:,} more (--json and the page list all)"]
 
 
 def _describe_transfer(transfer: ExplainedTransfer) -> str:
@@ -322,18 +316,9 @@ def _describe_comparison(comparison: ScheduleComparison | None) -> list[str]:
     total = sum(comparison.compared.values())
     rules = f"with the rules of compiler {comparison.rules}"
     lines = [f"prediction         {len(comparison.differences)} differences in {total:,} comparisons, {rules}"]
-    lines += [describe_difference(difference) for difference in comparison.differences[:MAX_LINES]]
-    more = len(comparison.differences) - MAX_LINES
-    if more > 0:
-        lines.append(f"  … and {more:,} more (--json and the page list all)")
-    return lines
+    return lines + _limited([describe_difference(difference) for difference in comparison.differences])
 
 
 def describe_difference(difference: ScheduleDifference) -> str:
     """Return a difference on one line."""
     return f"  {difference.what}, {difference.where}: predicted {difference.predicted}, in the file {difference.actual}"
-
-
-def difference_counts(differences: Sequence[ScheduleDifference]) -> dict[str, int]:
-    """Return the number of differences by figure."""
-    return dict(Counter(difference.what for difference in differences))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.model.tflite.structure import describe
 from darwinn import operator_constants
 from darwinn.blocks import FEW_ROWS, ROW_BLOCK
 from darwinn.instructions import (
@@ -31,7 +32,7 @@ from darwinn.instructions import (
     replace_factor,
     vector_instructions,
 )
-from darwinn.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
+from darwinn.operator_constants import DATA_MOVEMENT, ONE_BITS, WEIGHTED, Form, activation_quantizations
 
 _MOST_CANDIDATES = 1_000_000
 """The limit of instructions times operators with the same constants; 30,000 in a large network."""
@@ -40,7 +41,6 @@ _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
 """The bundles between the factors of an addition and its first instruction; four for each input. Source: the compiled
 models with residual connections; where a program has another order, no load is found there, and it is refused."""
-_WEIGHTED = frozenset({"CONV_2D", "FULLY_CONNECTED", "DEPTHWISE_CONV_2D"})
 _OPTIONAL = DATA_MOVEMENT | {"SOFTMAX"}
 """Operators that can have no instruction with scales or zero points."""
 
@@ -50,10 +50,10 @@ class Candidate:
     """An operator that an instruction can belong to.
 
     Attributes:
-        operator: its index.
-        form: the kind of its instruction.
+        operator: the operator's index.
+        form: the kind of the instruction.
         constants: the instruction's constants for the new model.
-        factors: those of an addition, for the new model.
+        factors: the factors of an addition for the new model; None for another operator.
     """
 
     operator: int
@@ -109,22 +109,23 @@ class ModelChange:
     @cached_property
     def changed(self) -> set[int]:
         """The operators of which a scale or zero point that instructions can hold is different."""
-        return {operator.index for operator in self.operators if self._is_changed(operator)}
-
-    def _is_changed(self, operator: Operator) -> bool:
-        return _quantizations(self.old, operator) != _quantizations(self.new, self.new.operators[operator.index])
+        return {
+            operator.index
+            for operator in self.operators
+            if _quantizations(self.old, operator) != _quantizations(self.new, self.new.operators[operator.index])
+        }
 
     def describe(self, index: int) -> str:
         """Return an operator's name for messages."""
-        operator = self.old.operators[index]
-        return f"operator {index} ({operator.name})"
+        return describe(self.old.operators[index])
 
     def candidates(self, instruction: VectorInstruction) -> list[Candidate]:
         """Return the operators that an instruction can belong to, because its constants are theirs in the old model."""
         candidates = []
         for operator, form in self._by_constants.get(instruction.constants, ()):
             after = self.new_forms[operator.index].get(form.name)
-            if after is not None and _fits(instruction, form) and self._has_rows(operator, instruction):
+            same_kind = instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
+            if after is not None and same_kind and self._has_rows(operator, instruction):
                 candidates.append(Candidate(operator.index, form, after.constants, after.factors))
         return candidates
 
@@ -139,7 +140,7 @@ class ModelChange:
 
     def _has_rows(self, operator: Operator, instruction: VectorInstruction) -> bool:
         """Return whether an operator's number of outputs allows the rows of an instruction."""
-        if operator.name not in _WEIGHTED:
+        if operator.name not in WEIGHTED:
             return True
         shape = self.old.tensors[operator.inputs[1]].shape
         if operator.name == "DEPTHWISE_CONV_2D":
@@ -175,7 +176,7 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
     for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
         operand = graph.tensors[tensor] if tensor != NONE else None
         quantization = operand.quantization if operand is not None else None
-        is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
+        is_weight = operator.name in WEIGHTED and 0 < position < len(operator.inputs)
         # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
         if (
             operand is None
@@ -189,18 +190,10 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
     return quantizations
 
 
-def _fits(instruction: VectorInstruction, form: Form) -> bool:
-    same_kind = instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
-    return same_kind and instruction.constants == form.constants
-
-
 def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -> ProgramPlan:
     """Return the changes of a program for another model, or the reasons why it cannot be changed.
 
-    Args:
-        program: the instructions of an executable.
-        change: the models.
-        is_only: whether all operators are in this program, so that its order can decide between them.
+    `is_only` tells that all operators are in this program, so that its order can decide between them.
     """
     plan = ProgramPlan()
     if not change.changed:
@@ -404,32 +397,18 @@ def _windows(program: bytes) -> NDArray[np.uint32]:
 def missing_instructions(change: ModelChange, explained: Collection[int]) -> list[str]:
     """Return the changed operators whose instructions are not understood or were not found.
 
-    Args:
-        change: the models.
-        explained: the operators that have instructions in the programs.
+    `explained` has the operators with instructions in the programs.
     """
     problems = []
     for index in sorted(change.changed):
         operator = change.old.operators[index]
         if not change.old_forms[index]:
             problems.append(f"{change.describe(index)}: how its instructions depend on scales is not known")
-        elif index not in explained and not _needs_none(change, operator):
+            continue
+        # An operator that moves values needs no instruction if the values keep their meaning, in both models.
+        graphs = (change.old, change.new)
+        scales = [set(activation_quantizations(graph, graph.operators[index])) for graph in graphs]
+        is_free = operator.name in DATA_MOVEMENT and all(len(scale) == 1 for scale in scales)
+        if index not in explained and not is_free:
             problems.append(f"{change.describe(index)}: its instructions were not found")
     return problems
-
-
-def _needs_none(change: ModelChange, operator: Operator) -> bool:
-    """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
-    return operator.name in DATA_MOVEMENT and all(
-        _has_one_quantization(graph, graph.operators[operator.index]) for graph in (change.old, change.new)
-    )
-
-
-def _has_one_quantization(graph: Graph, operator: Operator) -> bool:
-    tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
-    quantizations = {
-        (tensor.quantization.scale[0], operator_constants.unsigned_zero_point(tensor))
-        for tensor in tensors
-        if operator_constants.is_activation(tensor) and tensor.quantization is not None
-    }
-    return len(quantizations) == 1

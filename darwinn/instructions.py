@@ -50,9 +50,9 @@ class Constants:
         upper: bits of the float32 upper clamp, before the output's zero point is added.
         lower: bits of the float32 lower clamp.
         offset: int32 that is added before the multiplication.
-        output_zero_point: unsigned.
-        input_zero_point: unsigned.
-        weight_zero_point: unsigned, of the weights or the second operand.
+        output_zero_point: the zero point of the output, as unsigned.
+        input_zero_point: the zero point of the input, as unsigned.
+        weight_zero_point: the zero point of the weights or of the second operand, as unsigned.
     """
 
     multiplier: int
@@ -69,12 +69,12 @@ class VectorInstruction:
     """A vector instruction.
 
     Attributes:
-        bundle: the index of its bundle; the prefix is the bundle before it.
+        bundle: the index of the main bundle; the prefix is the bundle before it.
         kind: the operation, such as `ADD`; some are not understood.
         form: the low bits of its bundle, which do not depend on values of the model.
         rows: the number of output channels that it computes at once.
         per_channel: whether the zero points of the weights are in the parameters.
-        constants: those that scales and zero points determine.
+        constants: the constants that scales and zero points determine.
     """
 
     bundle: int
@@ -90,7 +90,7 @@ class Factor:
     """A bundle that loads an integer factor of an addition.
 
     Attributes:
-        bundle: its index.
+        bundle: the index of the bundle.
         bit: the first bit of the factor.
         value: the factor, of 15 bits.
     """

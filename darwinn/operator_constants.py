@@ -58,6 +58,8 @@ _INDEPENDENT = (
     (frozenset({FIXED_POINT}), _RECIPROCAL),
     (frozenset({FIXED_POINT}), _PROBABILITY),
 )
+WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+"""Operators with weights whose instruction is always predicted, and is never one of another operator."""
 DATA_MOVEMENT = frozenset(
     {
         *("CONCATENATION", "EXPAND_DIMS", "PACK", "PAD", "QUANTIZE", "RESHAPE", "SLICE", "SPACE_TO_DEPTH", "SPLIT"),
@@ -72,11 +74,11 @@ class Form:
     """The constants of one kind of instruction that an operator can have.
 
     Attributes:
-        name: the same for the same kind of instruction of the same operator in another model.
+        name: the name of the kind of instruction, which is equal for the same operator in another model.
         kinds: the possible values of `VectorInstruction.kind`.
-        constants: those of the instruction.
+        constants: the constants of the instruction.
         weights_per_channel: whether the zero points of the weights are in the parameters.
-        factors: of an addition: those of its two inputs.
+        factors: the factors of an addition's two inputs.
     """
 
     name: str
@@ -116,6 +118,12 @@ def quantization_of(tensor: Tensor) -> tuple[float, int]:
     """Return the scale of an activation, and its zero point as that of uint8."""
     assert tensor.quantization is not None
     return tensor.quantization.scale[0], unsigned_zero_point(tensor)
+
+
+def activation_quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int]]:
+    """Return the scale and the zero point, as that of uint8, of each activation that an operator reads or writes."""
+    tensors = (*graph.input_tensors(operator), *graph.output_tensors(operator))
+    return [quantization_of(tensor) for tensor in tensors if is_activation(tensor)]
 
 
 def forms(graph: Graph, operator: Operator) -> tuple[Form, ...]:

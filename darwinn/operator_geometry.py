@@ -31,7 +31,7 @@ class Geometry:
         depthwise: whether each output channel reads one input channel.
         kernel: height and width of its window; None if the loops do not separate them.
         taps: the positions in its window.
-        stride: along height and width.
+        stride: the stride along height and along width.
         input_blocks: blocks of 4 input channels.
         output_blocks: blocks of 4 output channels; an upper limit for one position.
         rows: the rows of its parameters.

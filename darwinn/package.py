@@ -49,10 +49,10 @@ class LayerInfo:
     Attributes:
         name: the tensor's name.
         shape: (y, x, z).
-        size_bytes: as transferred, padding included.
-        data_type: the schema's name.
-        zero_point: of its quantization, as unsigned (that of int8 plus 128).
-        scale: of its quantization.
+        size_bytes: the bytes that are transferred, padding included.
+        data_type: the name of the data type in the schema.
+        zero_point: the zero point of the quantization, as unsigned (an int8 zero point plus 128).
+        scale: the scale of the quantization.
         zero_point_position: position of the zero point (int32) in the file; None: the file omits it, because it is 0.
         scale_position: position of the scale (float32) in the file; None: the file omits it.
     """
@@ -77,15 +77,13 @@ class Executable:
     """One program for the Edge TPU.
 
     Attributes:
-        type: STAND_ALONE (parameters streamed at every inference), PARAMETER_CACHING (loads
-            parameters once) or EXECUTION_ONLY (uses them).
-        parameter_bytes: parameters it carries.
-        instruction_bytes: instructions, sent at every inference.
+        type: STAND_ALONE (parameters streamed at every inference), PARAMETER_CACHING (loads parameters once) or
+            EXECUTION_ONLY (uses cached parameters).
+        parameters: the positions of the parameters in the file.
+        instructions: the positions of each stream of instructions in the file; streams are sent at every inference.
         scratch_bytes: host memory for activations that do not fit on the chip.
         narrow_bytes_per_tile: on-chip activation memory, of 196,608 in each tile.
         token: equal in executables that may keep their parameters on the chip together.
-        inputs: its inputs.
-        outputs: its outputs.
         token_position: position of the token (uint64) in the file; None: the file omits it, because it is 0.
     """
 
@@ -126,7 +124,7 @@ class DarwinnPackage:
     Attributes:
         min_runtime: the oldest runtime that can load it.
         compiler_version: the compiler's version, if the package has it.
-        executables: its programs.
+        executables: the programs.
     """
 
     min_runtime: int
@@ -154,10 +152,9 @@ class DmaHint:
 
     Attributes:
         kind: one of DMA_KINDS, or "instructions", "interrupt" or "fence".
-        name: of the input or output.
+        name: the name of the input or output.
         offset: the first byte in the input, output, parameters or scratch memory.
-        size_bytes: the number of bytes; of instructions those of their stream.
-        to_host: whether the transfer is to the host.
+        size_bytes: the number of bytes; for instructions, the bytes of the whole stream.
     """
 
     kind: str
@@ -172,8 +169,8 @@ class DmaHints:
     """The DMA hints of an executable.
 
     Attributes:
-        hints: in order.
-        is_complete: whether they are all transfers of the executable.
+        hints: the hints in their order.
+        is_complete: whether the hints are all transfers of the executable.
     """
 
     hints: tuple[DmaHint, ...]
@@ -234,9 +231,7 @@ def _dma_hint(table: PackageTable, streams: list[int]) -> DmaHint:
 def read(options: bytes, position: int = 0) -> DarwinnPackage:
     """Return the package in the options of a custom operator.
 
-    Args:
-        options: the operator's custom options.
-        position: the position of the options in the file, which is added to every position in the result.
+    `position` is the position of the options in the file, which is added to every position in the result.
 
     Raises:
         ModelError: the options contain no package: the vendor's compiler did not write the file.

@@ -92,8 +92,7 @@ class NumberDifference:
     """A number that differs.
 
     Attributes:
-        kind: its kind.
-        index: its position among the values of its kind.
+        index: the position among the values of one kind.
         expected: the value that the operator has.
         actual: the value in the region.
     """
@@ -111,7 +110,7 @@ class ParameterLayout:
     Attributes:
         sources: [size_bytes], the position of each byte in the pool of the operator's values.
         padding: [size_bytes], whether the byte belongs to a row or channel that the operator does not have.
-        signature: of the values that it is for.
+        signature: the signature of the values that the layout is for.
         rule: the free choices of the compiler in this layout, such as the number of inner channel blocks.
     """
 

@@ -43,11 +43,9 @@ class ParameterRegion:
     """The location of an operator's parameters.
 
     Attributes:
-        parameters: the operator with its parameters.
-        values: the values of the operator.
-        layout: their order in the region.
+        layout: the order of the values in the region.
         executable: the index of the executable in the file.
-        offset: the beginning in the executable's parameters, a multiple of ALIGNMENT.
+        offset: the first byte in the executable's parameters, a multiple of ALIGNMENT.
         is_equal: whether the region is exactly as predicted.
         is_interchangeable: whether another operator has an equal region, so that the two could be the other way round.
     """
@@ -82,8 +80,8 @@ class Leftover:
 
     Attributes:
         executable: the index of the executable in the file.
-        extent: the bytes in its parameters.
-        kind: what they are.
+        extent: the positions in the executable's parameters.
+        kind: the kind of the bytes.
     """
 
     executable: int
@@ -96,7 +94,7 @@ class ParameterLocation:
     """The locations of all parameters of a model in a compiled file.
 
     Attributes:
-        regions: in the order of the operators; an operator whose parameters are stored several times has several.
+        regions: the regions in the order of the operators; parameters that are stored several times have several.
         missing: the parameters that were not found; tables that the compiler does not always make are not among them.
         leftovers: all other bytes.
     """
@@ -117,14 +115,14 @@ def parameter_bytes(file: CompiledFile, executable: Executable) -> NDArray[np.ui
     return np.frombuffer(file.bytes_at(executable.parameters), np.uint8)
 
 
-def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> ParameterLocation:
-    """Find the parameters of operators in a compiled file.
+def region_bytes(file: CompiledFile, region: ParameterRegion) -> NDArray[np.uint8]:
+    """Return the bytes of a region, without the zeros up to the next one."""
+    content = parameter_bytes(file, file.executables[region.executable])
+    return content[region.offset : region.offset + region.size_bytes]
 
-    Args:
-        file: the compiled file.
-        graph: the model.
-        operators: its operators that run on the Edge TPU, in their order.
-    """
+
+def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> ParameterLocation:
+    """Find the parameters of operators in a compiled file."""
     blobs = [_Blob(index, parameter_bytes(file, executable)) for index, executable in enumerate(file.executables)]
     search = _Search([blob for blob in blobs if len(blob.content)])
     parts = [part for operator in operators for part in stored_parameters(operator, graph)]
@@ -152,9 +150,6 @@ class _Blob:
     def __post_init__(self) -> None:
         self.text = self.content.tobytes()
         self.claimed = np.zeros(-(-len(self.content) // ALIGNMENT), bool)
-
-    def lines(self, offset: int, size: int) -> NDArray[np.bool_]:
-        return self.claimed[offset // ALIGNMENT : -(-(offset + size) // ALIGNMENT)]
 
     def gaps(self) -> list[range]:
         """Return the bytes between regions."""
@@ -186,13 +181,18 @@ class _Search:
         Regions of zeros look like the padding of other regions, and are claimed only if `zeros` is set.
         """
         candidates = {
-            part: [match for blob in self.blobs for match in _equal(part, blob) if zeros or self._content(match).any()]
+            part: [
+                match
+                for blob in self.blobs
+                for match in _equal(part, blob)
+                if zeros or blob.content[match.offset : match.offset + match.size_bytes].any()
+            ]
             for part in parts
         }
         remaining = list(parts)
         while remaining:
             for part in remaining:
-                candidates[part] = self._free(candidates[part])
+                candidates[part] = [region for region in candidates[part] if not self._lines(region).any()]
             remaining = [part for part in remaining if candidates[part]]
             certain = next((part for part in remaining if len(candidates[part]) == 1), None)
             if certain is not None:
@@ -221,18 +221,15 @@ class _Search:
             self._claim([replace(region, is_interchangeable=shared) for region in candidates[other][number:stop]])
         return [other for other in remaining if other not in alike]
 
-    def _free(self, regions: list[ParameterRegion]) -> list[ParameterRegion]:
-        return [region for region in regions if not self._blob(region).lines(region.offset, region.size_bytes).any()]
-
     def _claim(self, regions: Iterable[ParameterRegion]) -> None:
         for region in regions:
-            lines = self._blob(region).lines(region.offset, region.size_bytes)
+            lines = self._lines(region)
             if not lines.any():
                 lines[:] = True
                 self.regions.append(region)
 
-    def _content(self, region: ParameterRegion) -> NDArray[np.uint8]:
-        return self._blob(region).content[region.offset : region.offset + region.size_bytes]
+    def _lines(self, region: ParameterRegion) -> NDArray[np.bool_]:
+        return self._blob(region).claimed[region.offset // ALIGNMENT : region.extent.stop // ALIGNMENT]
 
     def _blob(self, region: ParameterRegion) -> _Blob:
         return next(blob for blob in self.blobs if blob.executable == region.executable)
@@ -417,12 +414,8 @@ def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[
     """Return all layouts in which an operator's values have the bytes of its region, each with its choice's index.
 
     Several are possible if many values are equal. Other values would then have different bytes in each.
-
-    Args:
-        region: an equal region.
-        file: the compiled file.
     """
-    content = parameter_bytes(file, file.executables[region.executable])[region.offset :][: region.size_bytes]
+    content = region_bytes(file, region)
     return [
         (index, layout)
         for index, choice in enumerate(region.parameters.choices)

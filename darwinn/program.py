@@ -79,8 +79,8 @@ class TileInstruction:
 
     Attributes:
         bundle: the index of its first bundle.
-        operation: its operation, such as `PARAMETER_READ`.
-        tiles: one bit for each tile that executes it; bit 4 * row + column.
+        operation: the operation, such as `PARAMETER_READ`.
+        tiles: one bit for each tile that executes the instruction: bit 4 * row + column.
     """
 
     bundle: int
@@ -94,8 +94,7 @@ class ProgramTransfer:
 
     Attributes:
         bundle: the index of the bundle that starts it.
-        kind: one of TRANSFER_KINDS; scratch memory is "input" or "output".
-        size_bytes: its size.
+        kind: one of TRANSFER_KINDS; a transfer of scratch memory is an "input" or "output".
     """
 
     bundle: int
@@ -110,7 +109,7 @@ class StreamPart:
     Attributes:
         bundle: the index of the first bundle of its instruction.
         tiles: the tiles that store it.
-        line: its beginning in the stream, in lines of 64 bytes.
+        line: the first line of the part in the stream, in lines of 64 bytes.
     """
 
     bundle: int
@@ -123,7 +122,6 @@ class Program:
     """A program as it was read.
 
     Attributes:
-        bundles: its bundles.
         instructions: the instructions for tiles, in order.
         transfers: the transfers, in order.
         parts: the parts of streams from the host, in order.
@@ -188,7 +186,8 @@ class _ProgramReader:
         if bundle == 0:
             return 1
         if bundle & 0x3F == 0 and operation in _LENGTHS and not bundle >> _SCALAR_BIT & 1:
-            missing = _number(bundle, operation) - self.numbered & _NUMBER_MASK
+            number = bundle >> (28 if operation == _WAIT else 46) & _NUMBER_MASK
+            missing = number - self.numbered & _NUMBER_MASK
             if self.has_begun and (missing == 0 or (self.is_lost and missing <= _MOST_MISSING)):
                 self.numbered += missing + 1
                 self.is_lost = False
@@ -198,10 +197,6 @@ class _ProgramReader:
         self.program.unknown.append(index)
         self.is_lost = True
         return 1
-
-
-def _number(bundle: int, operation: int) -> int:
-    return bundle >> (28 if operation == _WAIT else 46) & _NUMBER_MASK
 
 
 class _ScalarCore:

@@ -28,10 +28,10 @@ class ProgramParameters:
 
     Attributes:
         executable: the index of the executable in the file.
-        offset: their beginning in the executable's parameters.
-        size_bytes: their size, with zeros at the end.
+        offset: the first byte in the executable's parameters.
+        size_bytes: the number of bytes, with zeros at the end.
         tiles: for each part, the tiles that store it; empty for streamed parameters.
-        is_cached: whether they are loaded once.
+        is_cached: whether the parameters are loaded once.
     """
 
     executable: int
@@ -47,13 +47,7 @@ class ProgramParameters:
 
 
 def cached_parameters(program: Program, executable: int, size_bytes: int) -> list[ProgramParameters]:
-    """Return the parameters that a caching program loads, by operator; none if its parts are not those of the stream.
-
-    Args:
-        program: the program.
-        executable: the index of its executable.
-        size_bytes: the size of all its parameters.
-    """
+    """Return the parameters of each operator that a caching program loads; none if its parts are not the stream."""
     announced = [instruction.bundle for instruction in program.instructions if instruction.operation == PARAMETER_WRITE]
     groups: list[tuple[int, list[int]]] = []
     base, last, previous = 0, -1, -1
@@ -90,10 +84,8 @@ def streamed_parameters(
 
     None if the transfers are not all parameters.
 
-    Args:
-        transfers: offset and size of each, in order; None: the offset is not known.
-        executable: the index of its executable.
-        size_bytes: the size of all its parameters.
+    `transfers` has the offset, if it is known, and the size of each transfer in order; `size_bytes` is the size of
+    all parameters of the executable.
     """
     if sum(size for _, size in transfers) == size_bytes:
         stops = list(accumulate(size for _, size in transfers))

@@ -18,7 +18,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from darwinn.data_flow import step_reads
 from darwinn.operator_geometry import (
     Geometry,
     TileGrid,
@@ -31,7 +30,7 @@ from darwinn.operator_geometry import (
 )
 from darwinn.parameter_layout import VECTOR_BLOCK
 from darwinn.program_parameters import ProgramParameters
-from darwinn.tensor_steps import ProgramStep, StepKind, TensorInstruction
+from darwinn.tensor_steps import ProgramStep, StepKind
 from darwinn.traversal import WORD_BYTES
 
 _MAX_PASS_DISTANCE = 64
@@ -39,6 +38,7 @@ _MAX_PASS_DISTANCE = 64
 _VECTOR_BYTES = 16
 """The bytes of 4 values of a vector."""
 _LARGEST_SUMMAND = 1 << 20
+"""Smaller int32 values are summands: the bits of every float32 factor that occurs are larger."""
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 87, 167
 """The exponents of float32 factors that occur: 2^-40 to 2^40."""
 _SAME_SHAPE = frozenset({"ADD", "LOGISTIC", "MUL", "QUANTIZE", "SUB", "TANH", "move"})
@@ -58,11 +58,11 @@ class Certainty(StrEnum):
     """How certain a recovered operator is."""
 
     CONFIRMED = "confirmed"
-    """Its parameters have the size of its kernel and channels, and are read from the tiles that store them."""
+    """The parameters have the size of the kernel and channels, and are read from the tiles that store them."""
     READ = "read"
-    """Its kind is in the instruction."""
+    """The operator's kind is in the instruction."""
     INFERRED = "inferred"
-    """It is the usual cause of these instructions."""
+    """The operator is the usual cause of these instructions."""
 
 
 @dataclass
@@ -70,17 +70,16 @@ class RecoveredOperator:
     """An operator of the compiled model.
 
     Attributes:
-        names: its name in TFLite; several if they compile to the same instructions.
-        certainty: how certain that is.
-        steps: the indices of its steps.
-        geometry: its dimensions, if it has weights or a window.
-        height: of its output; None if unknown.
-        width: of its output; None if unknown.
+        names: the name in TFLite; several names if they compile to the same instructions.
+        certainty: the certainty of the names.
+        steps: the indices of the operator's steps.
+        geometry: the dimensions of an operator with weights or a window.
+        height: the height of the output; None if unknown.
+        width: the width of the output; None if unknown.
         positions: height times width.
-        parameters: its parameters.
-        reads: the indices of the operators whose output it reads; -1 is an input of the program or an unknown source.
+        reads: the indices of the operators whose output is read; -1 is an input of the program or an unknown source.
         cycles: the cycles of the array, without waiting.
-        passes: how often it is executed for different parts of its output.
+        passes: how often the operator is executed for different parts of its output.
         blocks: blocks of 4 output channels of an operator without geometry; None if unknown.
         window: height and width of the window of an average; None if unknown, or for another operator.
     """
@@ -106,7 +105,7 @@ class RecoveredOperator:
 
     @property
     def name(self) -> str:
-        """Its names as text."""
+        """The names as text."""
         return " or ".join(self.names)
 
 
@@ -116,9 +115,9 @@ def recover(
     """Return the operators of a program, in the order of execution.
 
     Args:
-        steps: its steps.
-        parameters: all parameters in the order of their use: cached and streamed ones, each in their order.
-        contents: the bytes of each.
+        steps: the steps of the program.
+        parameters: the cached and the streamed parameters, each kind in the order of its use.
+        contents: the bytes of each of the parameters.
     """
     recovery = _Recovery(steps, parameters, contents)
     for index in range(len(steps)):
@@ -137,7 +136,7 @@ class _Recovery:
     """The operators that were recovered so far.
 
     Attributes:
-        operators: in the order of execution.
+        operators: the operators in the order of execution.
         owner: for each step so far, the index of its operator.
     """
 
@@ -170,18 +169,20 @@ class _Recovery:
             last.cycles += step.cycles
             return
         operator.cycles = step.cycles
-        operator.reads = tuple(dict.fromkeys(owner for source in reads for owner in self._owners(source)))
+        owners: dict[int, None] = {}
+        for source in reads:
+            owners.update(dict.fromkeys([self.owner[step_index] for step_index in source] or [-1]))
+        operator.reads = tuple(owners)
         self.owner.append(len(self.operators))
         self.operators.append(operator)
-
-    def _owners(self, source: Sequence[int]) -> list[int]:
-        return [self.owner[step_index] for step_index in source] or [-1]
 
     def _operator(self, index: int) -> RecoveredOperator | None:
         """Return the operator that a step begins; None if it belongs to the last one."""
         step = self.steps[index]
         if step.kind is StepKind.SOFTMAX or self._is_inside_softmax(index):
-            return self._softmax(index)
+            if self.operators and self.operators[-1].names == ("SOFTMAX",):
+                return None
+            return RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [index])
         if step.kind is StepKind.WEIGHTS:
             return self._weighted(index)
         if step.kind is StepKind.RESCALE:
@@ -220,15 +221,11 @@ class _Recovery:
             step.kind is StepKind.SOFTMAX for step in self.steps[index + 1 : index + 1 + _SOFTMAX_GAP]
         )
 
-    def _softmax(self, index: int) -> RecoveredOperator | None:
-        if self.operators and self.operators[-1].names == ("SOFTMAX",):
-            return None
-        return RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [index])
-
     def _rescale(self, index: int) -> RecoveredOperator:
         """Return a copy with another scale, or a product or sum with a constant vector in the parameters."""
         step = self.steps[index]
-        blocks = max(_innermost_blocks(instruction) for instruction in step.instructions)
+        loops = (instruction.target.loops for instruction in step.instructions)
+        blocks = max(prod(loop.count for loop in nested if loop.stride == 1) for nested in loops)
         parameters = self._take_in_order(index, {VECTOR_BLOCK, VECTOR_BLOCK * blocks})
         if parameters is None:
             return RecoveredOperator(("QUANTIZE", "CONCATENATION", "RESHAPE"), Certainty.INFERRED, [index])
@@ -343,10 +340,6 @@ def _is_read_by(step: ProgramStep, parameters: ProgramParameters) -> bool:
     return not tiles or not step.parameter_tiles or tuple(step.parameter_tiles[: len(tiles)]) == tiles
 
 
-def _innermost_blocks(instruction: TensorInstruction) -> int:
-    return prod(loop.count for loop in instruction.target.loops if loop.stride == 1)
-
-
 def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     """Return the operators that parameters of a copy can belong to: float32 factors, int32 summands, or weights."""
     blocks = content.reshape(-1, VECTOR_BLOCK)
@@ -420,3 +413,54 @@ def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator])
         same = next((candidate for candidate in sources if candidate.positions == operator.positions), None)
         if same is not None and operator.passes == 1:
             operator.height, operator.width = same.height, same.width
+
+
+_MAX_DISTANCE = 512
+"""The steps before a step that are searched for what it reads."""
+_MAX_PARTS = 8
+"""The steps before a step that can write other parts of the same result."""
+
+
+def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
+    """Return for each step, and each of its `sources`, the steps that wrote it; none if no step did."""
+    targets = [step.target for step in steps]
+    signatures = [_signature(step) for step in steps]
+    reads: list[list[list[int]]] = []
+    last_reader = [-1] * len(steps)
+    for index, step in enumerate(steps):
+        sources = []
+        for extent in step.sources:
+            earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
+            last = next((step_index for step_index in earlier if _overlap(targets[step_index], extent)), None)
+            parts = [] if last is None else [*_other_parts(signatures, targets, last, last_reader), last]
+            sources.append([part for part in parts if _overlap(targets[part], extent)])
+        reads.append(sources)
+        for writer in (step_index for source in sources for step_index in source):
+            last_reader[writer] = index
+    return reads
+
+
+def _signature(step: ProgramStep) -> tuple[object, ...]:
+    """Return what is equal in all steps of one operator."""
+    shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
+    return step.kind, step.constants, shape
+
+
+def _other_parts(
+    signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int, last_reader: Sequence[int]
+) -> list[int]:
+    """Return the steps before `last` that wrote other parts of the same result: not read or written over before it."""
+    parts = []
+    for step in range(max(last - _MAX_PARTS, 0), last):
+        if signatures[step] != signatures[last] or step < last_reader[step] < last:
+            continue
+        target, later = targets[step], range(step + 1, last + 1)
+        is_covered = any(targets[other].start <= target.start and target.stop <= targets[other].stop for other in later)
+        is_reused = any(_overlap(targets[other], target) for other in later if signatures[other] != signatures[last])
+        if not is_covered and not is_reused:
+            parts.append(step)
+    return parts
+
+
+def _overlap(first: range, second: range) -> bool:
+    return first.start < second.stop and second.start < first.stop

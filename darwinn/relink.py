@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ import numpy as np
 from compress.core.errors import ModelError
 from compress.model.tflite import graph as graphs
 from compress.model.tflite import structure
-from compress.model.tflite.graph import Graph
-from darwinn import compiled_file, package, parameter_location, same_program, surroundings
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.structure import describe
+from darwinn import compiled_file, package, parameter_location, surroundings
 from darwinn.compiled_file import CompiledFile
 from darwinn.cpu_part import compare_cpu_part
 from darwinn.instruction_map import ModelChange, missing_instructions, plan_program
 from darwinn.instructions import bundles, vector_instructions
+from darwinn.operator_constants import WEIGHTED, activation_quantizations, unsigned_zero_point
 from darwinn.parameter_layout import Values
 from darwinn.parameter_location import ParameterRegion
-from darwinn.stored_parameters import StoredParameters, stored_parameters
+from darwinn.stored_parameters import stored_parameters
 from darwinn.surroundings import Replacement, TensorPair
 from darwinn.verification import verify
 
@@ -143,10 +145,9 @@ class _Attempt:
 
     def write(self, random: Callable[[int], int]) -> None:
         """Replace everything, and add the reasons against it to the problems."""
-        custom_operators = {compiled_operator.operator.index for compiled_operator in self.template.operators}
-        cpu = compare_cpu_part(self.template.graph, self.old, custom_operators)
+        cpu = compare_cpu_part(self.template.graph, self.old, self.template.custom_operators)
         self.mapped = {operator.index for operator in self.old.operators} - cpu.operators
-        self.problems += same_program.compiler_choices(self.old, self.new, self.mapped)
+        self.problems += compiler_choices(self.old, self.new, self.mapped)
         self._parameters()
         self._instructions()
         self._surroundings(cpu.tensors)
@@ -174,7 +175,7 @@ class _Attempt:
         self.problems += [
             f"{structure.describe(operator)}: how the compiler stores its weights is not known"
             for operator in operators
-            if operator.name in same_program.WEIGHTED and operator.index not in located
+            if operator.name in WEIGHTED | {"TRANSPOSE_CONV"} and operator.index not in located
         ]
         copies = Counter(region.parameters for region in location.regions)
         changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
@@ -212,7 +213,10 @@ class _Attempt:
         before = stored_parameters(region.operator, self.old)
         after = stored_parameters(self.new.operators[region.operator.index], self.new)
         indices = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
-        if len(after) != len(before) or not _are_equal([after[index] for index in indices]):
+        if len(after) != len(before):
+            raise ModelError("the new model has other parameters there")
+        # Any of several parts of one purpose can be in the region: their values must be equal.
+        if len({after[index].choices[0].values.pool.tobytes() for index in indices}) != 1:
             raise ModelError("the new model has other parameters there")
         choices = after[indices[0]].choices
         if len(choices) != len(before[indices[0]].choices):
@@ -221,11 +225,9 @@ class _Attempt:
 
     def _instructions(self) -> None:
         change = ModelChange(self.old, self.new, self.mapped)
-        programs = [
-            (position, content)
-            for position, content in _programs(self.template)
-            if vector_instructions(bundles(content))
-        ]
+        extents = [extent for executable in self.template.executables for extent in executable.instructions]
+        streams = [(extent.start, self.template.bytes_at(extent)) for extent in extents]
+        programs = [(start, content) for start, content in streams if vector_instructions(bundles(content))]
         explained: set[int] = set()
         replaced = 0
         for position, content in programs:
@@ -236,18 +238,6 @@ class _Attempt:
             self.replacement.write(position, plan.apply(content), "the instructions")
         self.problems += missing_instructions(change, explained)
         self.changes["instructions changed"] = replaced
-
-
-def _are_equal(parts: Sequence[StoredParameters]) -> bool:
-    """Return whether several parts of one purpose have equal values, so that any of them can be in a region."""
-    return len({part.choices[0].values.pool.tobytes() for part in parts}) == 1
-
-
-def _programs(file: CompiledFile) -> list[tuple[int, bytes]]:
-    """Return position and content of each sequence of instructions."""
-    return [
-        (extent.start, file.bytes_at(extent)) for executable in file.executables for extent in executable.instructions
-    ]
 
 
 def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:
@@ -268,3 +258,58 @@ def not_verified(file: CompiledFile, model: Graph) -> list[str]:
     reasons = [difference.message for difference in verification.differences]
     reasons += [undecided.reason for undecided in verification.undecided if undecided.blocks]
     return reasons
+
+
+_WEIGHT, _BIAS = 1, 2
+_SHARED_SCALES = WEIGHTED | {"LOGISTIC", "SOFTMAX", "TANH", "TRANSPOSE_CONV"}
+"""Operators that rescale anyway: equal scales of their tensors mean nothing."""
+
+
+def compiler_choices(old: Graph, new: Graph, operators: set[int]) -> list[str]:
+    """Return the differences in values that the compiler's choices can depend on, for operators on the Edge TPU."""
+    differences = []
+    for before in old.operators:
+        after = new.operators[before.index]
+        if before.index in operators:
+            differences += [f"{describe(before)}: {choice}" for choice in _choices(old, before, new, after)]
+    return differences
+
+
+def _choices(old: Graph, before: Operator, new: Graph, after: Operator) -> Iterator[str]:
+    for number, (first, second) in enumerate(zip(before.inputs, after.inputs, strict=True)):
+        if first == NONE or not old.tensors[first].is_constant:
+            continue
+        pair = old.tensors[first], new.tensors[second]
+        if before.name not in WEIGHTED:  # a relink writes the constants of these operators alone
+            if _content(pair[0]) != _content(pair[1]):
+                yield f"its constant operand {pair[0].name!r} differs; a relink replaces only weights and biases"
+        elif number == _BIAS and pair[0].is_zero != pair[1].is_zero:
+            yield "its biases are all zero in one model only, and the compiler drops such biases"
+        elif number == _WEIGHT and _one_scale(pair[0]) != _one_scale(pair[1]):
+            yield "the scales of its weights are all equal in one model only, which is another layout"
+    if before.name not in _SHARED_SCALES and _equal_scales(old, before) != _equal_scales(new, after):
+        yield "other tensors of it have equal scales or zero points, so that the compiler can choose other steps"
+    if before.name == "PAD":
+        padded = old.tensors[before.inputs[0]], new.tensors[after.inputs[0]]
+        if unsigned_zero_point(padded[0]) != unsigned_zero_point(padded[1]):
+            yield "its zero point differs, and where the program holds the padding's value is not known"
+
+
+def _content(tensor: Tensor) -> tuple[bytes, object]:
+    data = b"" if tensor.data is None else tensor.data.tobytes()
+    quantization = tensor.quantization
+    return data, None if quantization is None else (quantization.scale, quantization.zero_point)
+
+
+def _one_scale(tensor: Tensor) -> bool:
+    return tensor.quantization is None or tensor.quantization.one_scale
+
+
+def _equal_scales(graph: Graph, operator: Operator) -> list[tuple[bool, bool]]:
+    """Return which pairs of activations of an operator have equal scales, and which equal scales and zero points."""
+    quantizations = activation_quantizations(graph, operator)
+    return [
+        (first[0] == second[0], first == second)
+        for index, first in enumerate(quantizations)
+        for second in quantizations[:index]
+    ]

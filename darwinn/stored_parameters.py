@@ -25,11 +25,11 @@ from darwinn.blocks import (
     padded_rows,
     position,
     round_up,
+    touching_taps,
 )
+from darwinn.operator_constants import INT8_OFFSET
 from darwinn.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
 
-_INT8_OFFSET = 128
-"""The compiler stores int8 as uint8, with this number added."""
 _MOST_ONES = 1 << 22
 """The largest matrix of zeros and ones that is built, in weights."""
 
@@ -40,7 +40,6 @@ class Single:
 
     Attributes:
         values: the values of the operator.
-        layout: their layout.
     """
 
     values: Values
@@ -60,7 +59,6 @@ class StoredParameters:
     """The parameters of one operator.
 
     Attributes:
-        operator: the operator.
         purpose: what they are, for messages: "weights", or the name of a table that the compiler makes.
         tensors: the tensors that each kind of value comes from, one after another; none for tables that the compiler
             makes.
@@ -81,9 +79,7 @@ class StoredParameters:
 def stored_parameters(operator: Operator, graph: Graph) -> list[StoredParameters]:
     """Return the parameters that the compiler stores for an operator, as far as it is known.
 
-    Args:
-        operator: an operator on the Edge TPU.
-        graph: the model, from `compress.model.tflite.graph`, which limits all sizes in it.
+    The graph is from `compress.model.tflite.graph`, which limits all sizes in it.
     """
     function = _FUNCTIONS.get(operator.name)
     return function(operator, graph) if function else []
@@ -92,13 +88,13 @@ def stored_parameters(operator: Operator, graph: Graph) -> list[StoredParameters
 def unsigned(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the elements of an 8-bit constant as the compiler stores them, in their order."""
     elements = tensor.array().ravel()
-    return elements if tensor.dtype == "UINT8" else elements.view(np.uint8) ^ np.uint8(_INT8_OFFSET)
+    return elements if tensor.dtype == "UINT8" else elements.view(np.uint8) ^ np.uint8(INT8_OFFSET)
 
 
 def zero_points(tensor: Tensor) -> NDArray[np.int64]:
     """Return the zero points of an 8-bit tensor as unsigned integers."""
     stored = tensor.quantization.zero_point if tensor.quantization else ()
-    return np.array(stored or (0,), np.int64) + (_INT8_OFFSET if tensor.dtype == "INT8" else 0)
+    return np.array(stored or (0,), np.int64) + (INT8_OFFSET if tensor.dtype == "INT8" else 0)
 
 
 def scale(tensor: Tensor) -> np.float32:
@@ -117,11 +113,8 @@ def _weighted(
 ) -> list[StoredParameters]:
     """Return the parameters of a convolution or dense layer.
 
-    Args:
-        operator: the operator.
-        graph: the model.
-        positions: possible orders of the weights, [outputs, taps, channels] each.
-        few: whether up to 4 outputs take 4 rows.
+    `positions` has possible orders of the weights, [outputs, taps, channels] each; `few` tells that up to 4 outputs
+    take 4 rows.
     """
     values = _values(operator, graph)
     if values is None:
@@ -185,7 +178,7 @@ def _convolution(operator: Operator, graph: Graph) -> list[StoredParameters]:
     weights = graph.tensors[operator.inputs[1]]
     if len(weights.shape) != 4:
         return []
-    by_tap = np.moveaxis(_indices(weights), 0, 2)[_touching_taps(operator, graph, weights.shape[1:3])]
+    by_tap = np.moveaxis(_indices(weights), 0, 2)[np.ix_(*touching_taps(operator, graph, weights.shape[1:3]))]
     positions = np.moveaxis(by_tap.reshape(-1, weights.shape[0], weights.shape[3]), 1, 0)
     orders = [positions]
     for consumer in graph.consumers.get(operator.outputs[0], ()):
@@ -229,7 +222,7 @@ def _depthwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
     weights = graph.tensors[operator.inputs[1]]
     if len(weights.shape) != 4 or weights.shape[0] != 1:
         return []
-    taps = _touching_taps(operator, graph, weights.shape[1:3])
+    taps = np.ix_(*touching_taps(operator, graph, weights.shape[1:3]))
     positions = np.moveaxis(_indices(weights)[0][taps].reshape(-1, weights.shape[3]), 0, 1)[:, :, np.newaxis]
     height, width, channels = position(graph.tensors[operator.inputs[0]])
     if channels == 1:
@@ -247,21 +240,6 @@ def _depthwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
 def _indices(tensor: Tensor) -> NDArray[np.int32]:
     """Return the index of each element of a tensor, in its shape."""
     return np.arange(tensor.elements, dtype=np.int32).reshape(tensor.shape)
-
-
-def _touching_taps(operator: Operator, graph: Graph, kernel: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
-    """Return the taps that read an input value at any position; on tiny maps others read only padding."""
-    inputs, outputs = position(graph.tensors[operator.inputs[0]]), position(graph.output_tensors(operator)[0])
-    touching = []
-    for length, positions, letter, size in zip(inputs, outputs, "HW", kernel, strict=False):
-        stride, dilation = operator.option(f"stride{letter}", 1), operator.option(f"dilation{letter}Factor", 1)
-        total = max((positions - 1) * stride + (size - 1) * dilation + 1 - length, 0)
-        before = total // 2 if operator.option("padding", 0) == 0 else 0
-        starts = np.arange(size, dtype=np.int64) * dilation - before
-        first = np.maximum(0, -(starts // stride))
-        last = np.minimum(positions - 1, (length - 1 - starts) // stride)
-        touching.append(np.flatnonzero(first <= last))
-    return np.ix_(*touching)
 
 
 def _elementwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
@@ -299,7 +277,7 @@ def _vectors(operator: Operator, constant: Tensor, other: Tensor, output: Tensor
         if np.abs(summands).max() < 2**30:
             yield summands.astype(np.int32)
             # Seen in one int8 model; no case is known that tells when.
-            yield (summands - _INT8_OFFSET).astype(np.int32)
+            yield (summands - INT8_OFFSET).astype(np.int32)
 
 
 def _matrix_of_ones(
@@ -307,11 +285,7 @@ def _matrix_of_ones(
 ) -> StoredParameters:
     """Return a convolution that only moves data.
 
-    Args:
-        operator: the operator.
-        purpose: what it does, for messages.
-        read: [outputs, taps, channels], whether an output reads an input.
-        header: the kinds of values in the header of a group.
+    `read`, [outputs, taps, channels], tells whether an output reads an input; `purpose` is for messages.
     """
     outputs = len(read)
     arrays: dict[NumberKind, NDArray[Any]] = {

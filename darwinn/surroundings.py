@@ -17,12 +17,12 @@ import numpy as np
 
 from compress.model.tflite.graph import Graph, Tensor
 from compress.model.tflite.verifier import Allowance
-from darwinn.compiled_file import CompiledFile
+from darwinn.compiled_file import MODEL_SUBGRAPHS, CompiledFile
 from darwinn.operator_constants import unsigned_zero_point
-from darwinn.package import Executable, LayerInfo, PackageTable
+from darwinn.package import LayerInfo, PackageTable
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-_MODEL_SUBGRAPHS, _MODEL_BUFFERS = 2, 4
+_MODEL_BUFFERS = 4
 _SUBGRAPH_TENSORS = 0
 _TENSOR_QUANTIZATION = 4
 _QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3
@@ -62,13 +62,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A tensor of a compiled file, in the model that the file holds and in the one that it shall hold.
-
-    Attributes:
-        stored: the tensor of the compiled file.
-        old: the tensor of the old model.
-        new: the tensor of the new model.
-    """
+    """A tensor of a compiled file, in the model that the file holds and in the one that it shall hold."""
 
     stored: Tensor
     old: Tensor
@@ -76,16 +70,10 @@ class TensorPair:
 
 
 def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequence[TensorPair]) -> list[str]:
-    """Replace the scales, zero points and constants around the programs, and return what cannot be replaced.
-
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        pairs: all its tensors.
-    """
+    """Replace the scales, zero points and constants around the programs, and return what cannot be replaced."""
     problems = []
     model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
-    subgraph = model.item(_MODEL_SUBGRAPHS, 0)
+    subgraph = model.item(MODEL_SUBGRAPHS, 0)
     for pair in pairs:
         table = subgraph.item(_SUBGRAPH_TENSORS, pair.stored.index)
         problems += _replace_quantization(replacement, table, pair.old, pair.new)
@@ -198,12 +186,7 @@ def replace_metadata(
 ) -> list[str]:
     """Replace what a compiled file says about the old model, such as labels, and return what cannot be replaced.
 
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        old: the model that it was compiled from.
-        new: the model that it shall hold.
-        contents: the bytes of both models, for files that are attached at their ends.
+    `contents` has the bytes of both models, for files that are attached at their ends.
     """
     model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     before, after = _metadata(old), _metadata(new)
@@ -248,10 +231,7 @@ def _attached(content: bytes) -> dict[str, int]:
 def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping[int, int]) -> list[str]:
     """Replace the caching tokens, and return the reasons why that is not safe.
 
-    Args:
-        replacement: the file.
-        file: the compiled file.
-        tokens: the new token for each old one.
+    `tokens` has the new token for each old one.
     """
     problems = []
     positions_by_token: dict[int, set[int]] = {}
@@ -268,10 +248,6 @@ def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping
     problems += [
         f"an executable ({executable.type}) has no caching token that could be replaced"
         for executable in file.executables
-        if executable.token_position is None and _is_cached(executable)
+        if executable.token_position is None and executable.type != "STAND_ALONE"
     ]
     return problems
-
-
-def _is_cached(executable: Executable) -> bool:
-    return executable.type != "STAND_ALONE"

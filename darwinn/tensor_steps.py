@@ -56,10 +56,10 @@ class TensorInstruction:
     """A tensor instruction.
 
     Attributes:
-        tile: its operation and tiles.
-        vector: its kind and constants.
-        source: what it reads.
-        target: what it writes.
+        tile: the operation, and the tiles that execute it.
+        vector: the kind and the constants.
+        source: the addresses that are read.
+        target: the addresses that are written.
     """
 
     tile: TileInstruction
@@ -83,9 +83,8 @@ class ProgramStep:
     """Instructions with the same constants, for different tiles.
 
     Attributes:
-        kind: what they compute.
-        instructions: the instructions.
-        name: of a function.
+        kind: the computation.
+        name: the name of a function; "" for another kind.
         parameter_tiles: the tiles of each instruction after it that sends data from the memory of a tile: its
             parameters, before other data.
     """
@@ -105,22 +104,22 @@ class ProgramStep:
 
     @property
     def bundle(self) -> int:
-        """The index of its first bundle."""
+        """The index of the step's first bundle."""
         return self.instructions[0].tile.bundle
 
     @property
     def cycles(self) -> int:
-        """The repetitions of its slowest tile: cycles of the array, as far as it does not wait."""
+        """The repetitions of the slowest tile: cycles of the array, without waiting."""
         return max(instruction.source.repetitions for instruction in self.instructions)
 
     @property
     def target(self) -> range:
-        """The addresses of a tile that it writes, over all tiles."""
+        """The addresses of a tile that the step writes, over all tiles."""
         return _union([instruction.written for instruction in self.instructions])
 
     @property
     def sources(self) -> list[range]:
-        """The addresses of a tile that it reads, as far as known, over all tiles."""
+        """The known addresses of a tile that the step reads, over all tiles."""
         extents = []
         plain = [instruction.source.extent for instruction in self.instructions if instruction.source.mode == 0]
         if self.kind is not StepKind.AVERAGE and plain and self.instructions[0].tile.operation == _PRODUCTS:
@@ -140,12 +139,12 @@ class ProgramStep:
 
     @property
     def constants(self) -> Constants:
-        """Its constants."""
+        """The constants, which are equal in all instructions."""
         return self.instructions[0].vector.constants
 
     @property
     def rows(self) -> int:
-        """The number of output channels that it computes at once."""
+        """The number of output channels that the step computes at once."""
         return max(instruction.vector.rows for instruction in self.instructions)
 
 
@@ -157,7 +156,7 @@ def tensor_steps(program: Program) -> list[ProgramStep]:
     """Return the steps of a program.
 
     Raises:
-        ModelError: there are too many.
+        ModelError: the program has more than MAX_STEPS steps.
     """
     vectors = {vector.bundle - _VECTOR_BUNDLE: vector for vector in vector_instructions(program.bundles)}
     steps: list[ProgramStep] = []

@@ -1,7 +1,7 @@
 """The order in which a tensor instruction reads its input and writes its output in the activation memory of a tile.
 
-Each is a start and eight nested loops, the innermost first. A loop has the number of its repetitions minus 1, and the
-step of the address when it advances, which includes the way back to the start of the loops inside it. Addresses are
+Each order is a start and eight nested loops, the innermost first. A loop has the number of its repetitions minus 1, and
+the step of the address when it advances, which includes the way back to the start of the loops inside it. Addresses are
 in words of 4 bytes: 4 channels of one position.
 
 Source: observed in compiled models; compare "counters, strides and limits" of tensors in US patent 10,175,980.
@@ -60,7 +60,7 @@ class Traversal:
 
     @property
     def repetitions(self) -> int:
-        """The number of words that are read or written, each as often as it is."""
+        """The number of words that are read or written; repeated reads of a word count each time."""
         return prod(loop.count for loop in self.loops)
 
     @property

@@ -21,6 +21,7 @@ from darwinn.parameter_location import (
     ParameterLocation,
     ParameterRegion,
     parameter_bytes,
+    region_bytes,
 )
 from darwinn.stored_parameters import Single, StoredParameters
 
@@ -58,7 +59,7 @@ def unlocated_parameters(file: CompiledFile, model: Graph, location: ParameterLo
         if NumberKind.WEIGHT in region.values.arrays:
             holds = _holds(region.layout, region.values, ~identified[_rows(model, region.parameters)])
             needed.append(_Bytes.at(holds, region.layout.encode(region.values)))
-            spare.append(_Bytes.at(holds | region.layout.padding, _content(file, region)))
+            spare.append(_Bytes.at(holds | region.layout.padding, region_bytes(file, region)))
     located = [region for region in location.regions if NumberKind.WEIGHT in region.parameters.tensors]
     shared = {region.parameters.tensors[NumberKind.WEIGHT] for region in located}
     for part in location.missing:
@@ -155,7 +156,7 @@ def output_of_each_number(model: Graph, part: StoredParameters, values: Values) 
 
 def _identified(file: CompiledFile, model: Graph, region: ParameterRegion) -> NDArray[np.bool_]:
     """Return for each output whether most of its weights are in the region; all are one for a constant operand."""
-    content = _content(file, region)
+    content = region_bytes(file, region)
     kind = NumberKind.WEIGHT if NumberKind.WEIGHT in region.values.arrays else NumberKind.CONSTANT
     expected = region.values.arrays[kind].ravel()
     equal = region.layout.decode(content, region.values)[kind].ravel() == expected
@@ -184,8 +185,3 @@ def _holds(layout: ParameterLayout, values: Values, selected: NDArray[np.bool_])
     holds: NDArray[np.bool_] = (indices >= 0) & (indices < len(selected)) & ~layout.padding
     holds[holds] = selected[indices[holds]]
     return holds
-
-
-def _content(file: CompiledFile, region: ParameterRegion) -> NDArray[np.uint8]:
-    content = parameter_bytes(file, file.executables[region.executable])
-    return content[region.offset : region.offset + region.size_bytes]

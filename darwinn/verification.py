@@ -8,22 +8,25 @@ with the instructions. An answer of "yes" means that everything that can be seen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from operator import eq
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
+from compress.model.tflite.structure import describe
 from darwinn.compiled_file import CompiledFile
 from darwinn.cpu_part import compare_cpu_part, interface_differences, with_stated_outputs
 from darwinn.instructions import Constants, VectorInstruction, bundles, vector_instructions
 from darwinn.operator_constants import (
     DATA_MOVEMENT,
+    WEIGHTED,
     Form,
+    activation_quantizations,
     forms,
-    is_activation,
     is_independent,
     quantization_of,
 )
@@ -33,7 +36,7 @@ from darwinn.parameter_location import (
     ParameterLocation,
     ParameterRegion,
     locate,
-    parameter_bytes,
+    region_bytes,
 )
 from darwinn.unlocated_parameters import output_of_each_number, unlocated_parameters
 
@@ -44,8 +47,6 @@ MAX_CANDIDATES = 1000
 """The most instructions that are compared with an operator without one, to name what differs."""
 MAX_LINES = 40
 """The most lines of one kind in the text; --json has all."""
-_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
-"""Operators whose instruction is always predicted, and is never one of another operator."""
 _EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
 """Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
 _ROUNDING = 1e-5
@@ -58,11 +59,11 @@ class VerificationDifference:
 
     Attributes:
         message: what differs, for a person.
-        operator: the index of the operator in the model; None: not of one operator on the Edge TPU.
+        operator: the index of the operator in the model; None for a difference outside of the Edge TPU's operators.
         kind: "weight", "bias", "multiplier", "zero point", "constant", "scale", "interface", "cpu" or "missing".
         tensor: the name of the tensor.
         count: the number of differing values.
-        numbers: the first of them: the index in the tensor, the model's value, the compiled file's value.
+        numbers: the first differing values: index in the tensor, value in the model, value in the compiled file.
     """
 
     message: str
@@ -91,8 +92,7 @@ class Undecided:
     """Something that cannot be compared.
 
     Attributes:
-        operator: the index of the operator in the model; None: not of one operator.
-        reason: the reason.
+        operator: the index of the operator in the model; None if the reason is not about one operator.
         blocks: whether the answer can therefore not be "yes".
     """
 
@@ -100,18 +100,14 @@ class Undecided:
     reason: str
     blocks: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the reason as a plain map."""
-        return {"operator": self.operator, "reason": self.reason, "blocks": self.blocks}
-
 
 @dataclass(frozen=True)
 class Verification:
     """The answer, and what it is based on.
 
     Attributes:
-        differences: what differs; empty unless the file holds another model.
-        undecided: what cannot be compared.
+        differences: the differences; empty unless the file holds another model.
+        undecided: the reasons why something cannot be compared.
         compared: the number of values that were compared, by kind.
     """
 
@@ -132,7 +128,7 @@ class Verification:
             "schema_version": SCHEMA_VERSION,
             "answer": {True: "yes", False: "no", None: "undecided"}[self.holds],
             "differences": [difference.to_json() for difference in self.differences],
-            "undecided": [undecided.to_json() for undecided in self.undecided],
+            "undecided": [asdict(undecided) for undecided in self.undecided],
             "compared": self.compared,
         }
 
@@ -160,17 +156,12 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
 
     "No" needs a value of an identified operator that cannot follow from the model. A value that is not where it is
     expected is no such proof: compilers and their versions differ in what they store where.
-
-    Args:
-        file: the compiled file.
-        model: the model, not compiled.
     """
     if len(file.graph.inputs) != len(model.inputs) or len(file.graph.outputs) != len(model.outputs):
         messages = interface_differences(file.graph, model)
         return Verification(tuple(VerificationDifference(message) for message in messages), (), {})
-    custom_operators = {compiled.operator.index for compiled in file.operators}
-    stated, moved = with_stated_outputs(file.graph, model, custom_operators)
-    found = _compare(file, stated, custom_operators)
+    stated, moved = with_stated_outputs(file.graph, model, file.custom_operators)
+    found = _compare(file, stated)
     if found.holds:
         undecided = [Undecided(None, f"output of a program {message}{_MOVED}", blocks=True) for message in moved]
         return replace(found, undecided=(*undecided, *found.undecided))
@@ -185,9 +176,9 @@ _MOVED = (
 """Source: the vendor's own bodypix_mobilenet_v1_075_512_512_16_quant_decoder, in google-coral/test_data."""
 
 
-def _compare(file: CompiledFile, model: Graph, custom_operators: Collection[int]) -> Verification:
+def _compare(file: CompiledFile, model: Graph) -> Verification:
     differences = [VerificationDifference(message) for message in interface_differences(file.graph, model)]
-    cpu = compare_cpu_part(file.graph, model, custom_operators)
+    cpu = compare_cpu_part(file.graph, model, file.custom_operators)
     differences += [VerificationDifference(message, kind="cpu") for message in cpu.differences]
     undecided = [Undecided(None, message, blocks=True) for message in cpu.unmatched]
     operators = [operator for operator in model.operators if operator.index not in cpu.operators]
@@ -248,9 +239,8 @@ class _Comparison:
     ) -> Iterator[VerificationDifference | Undecided]:
         """Yield the weights, biases, multipliers and constants that differ, by tensor.
 
-        Args:
-            location: where they are.
-            is_complete: whether all operators on the CPU are known, so that all others must be in the parameters.
+        `is_complete` tells that all operators on the CPU are known, so that all others must be in the
+        parameters.
         """
         unlocated = unlocated_parameters(self.file, self.model, location)
         is_proven = is_complete and bool(unlocated.contradiction)
@@ -263,8 +253,7 @@ class _Comparison:
         self, region: ParameterRegion, identified: NDArray[np.bool_], *, is_proven: bool
     ) -> Iterator[VerificationDifference | Undecided]:
         """Yield what differs in a region: outputs that are identified, or all if it is proven that they differ."""
-        executable = self.file.executables[region.executable]
-        content = parameter_bytes(self.file, executable)[region.offset : region.offset + region.size_bytes]
+        content = region_bytes(self.file, region)
         by_tensor: dict[tuple[NumberKind, int], list[NumberDifference]] = {}
         unproven = 0
         rows = output_of_each_number(self.model, region.parameters, region.values)
@@ -278,7 +267,7 @@ class _Comparison:
             )
         for (kind, tensor_index), differing in by_tensor.items():
             yield self._difference(region, kind, self.model.tensors[tensor_index], differing)
-        name, index = _name(region.operator), region.operator.index
+        name, index = describe(region.operator), region.operator.index
         if unproven:
             reason = (
                 f"{name}: {unproven:,} values are not where they are expected; they are different, or stored elsewhere"
@@ -304,7 +293,9 @@ class _Comparison:
         listed = []
         for difference in differing[:MAX_LISTED]:
             by_output = kind in (NumberKind.MULTIPLIER, NumberKind.ZERO_POINT)
-            index = (difference.index,) if by_output else _unraveled(difference.index, tensor)
+            index: tuple[int, ...] = (difference.index,)
+            if not by_output:
+                index = tuple(map(int, np.unravel_index(difference.index, tensor.shape or (1,))))
             listed.append((index, difference.expected - offset, difference.actual - offset))
         total = region.values.arrays[kind].size
         what = {NumberKind.MULTIPLIER: "scale", NumberKind.CONSTANT: "constant"}.get(kind, kind.value)
@@ -313,8 +304,8 @@ class _Comparison:
         if kind is NumberKind.MULTIPLIER:
             hint = " as multipliers (input scale x weight scale / output scale)"
         message = (
-            f"{_name(region.operator)}: {len(differing):,} of {total:,} {what}s of {tensor.name} are different{hint}, "
-            f"at index: model -> compiled file: {shown}{', …' if len(differing) > 3 else ''}"
+            f"{describe(region.operator)}: {len(differing):,} of {total:,} {what}s of {tensor.name} are different"
+            f"{hint}, at index: model -> compiled file: {shown}{', …' if len(differing) > 3 else ''}"
         )
         return VerificationDifference(message, region.operator.index, what, tensor.name, len(differing), tuple(listed))
 
@@ -323,7 +314,7 @@ class _Comparison:
         reasons = [
             Undecided(
                 part.operator.index,
-                f"{_name(part.operator)}: its {part.purpose} were not found in the compiled file; "
+                f"{describe(part.operator)}: its {part.purpose} were not found in the compiled file; "
                 "they are different, or are stored in a layout that is not known",
                 blocks=True,
             )
@@ -358,10 +349,13 @@ class _Comparison:
                 unexplained.append(instruction)
         unknown = [operator for operator in self.operators if not by_operator[operator.index]]
         for operator in self.operators:
+            # Values that move and keep their meaning need no instruction.
+            scales = set(activation_quantizations(self.model, operator))
+            moves_only = operator.name in DATA_MOVEMENT and len(scales) <= 1
             if not by_operator[operator.index]:
-                reason = f"{_name(operator)}: how its instructions hold scales and zero points is not known"
+                reason = f"{describe(operator)}: how its instructions hold scales and zero points is not known"
                 yield Undecided(operator.index, reason, blocks=False)
-            elif operator.index not in explained and not self._needs_no_instruction(operator):
+            elif operator.index not in explained and not moves_only:
                 is_identified = operator.index in equal and not unknown
                 yield self._not_explained(
                     operator, by_operator[operator.index], unexplained, is_identified=is_identified
@@ -370,13 +364,6 @@ class _Comparison:
             kinds = len(unexplained)
             reason = f"{kinds} instructions of the compiled file have scales or zero points of no operator of the model"
             yield Undecided(None, reason, blocks=True)
-
-    def _needs_no_instruction(self, operator: Operator) -> bool:
-        """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
-        if operator.name not in DATA_MOVEMENT:
-            return False
-        tensors = (*self.model.input_tensors(operator), *self.model.output_tensors(operator))
-        return len({quantization_of(tensor) for tensor in tensors if is_activation(tensor)}) <= 1
 
     def _not_explained(
         self,
@@ -388,28 +375,27 @@ class _Comparison:
     ) -> VerificationDifference | Undecided:
         """Return the most similar instruction of an operator without one: a proof if only its scales can differ.
 
-        Args:
-            operator: the operator.
-            expected: the instructions that it can have.
-            unexplained: the instructions that belong to no operator.
-            is_identified: whether its parameters are in the file, and no other operator has unknown instructions.
+        The operator is identified if its parameters are in the file, and no other operator has unknown
+        instructions.
         """
         candidates = [
-            (_equal_fields(instruction.constants, form.constants), form, instruction)
+            (sum(map(eq, astuple(instruction.constants), astuple(form.constants))), form, instruction)
             for form in expected
             for instruction in unexplained[:MAX_CANDIDATES]
             if instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
         ]
         _, form, instruction = max(candidates, key=lambda candidate: candidate[0], default=(0, None, None))
         if form is None or instruction is None:
-            reason = f"{_name(operator)}: no instruction with its scales and zero points was found"
+            reason = f"{describe(operator)}: no instruction with its scales and zero points was found"
             return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
         different = _different_fields(form.constants, instruction.constants)
-        message = f"{_name(operator)}: scales or zero points are different in its instruction: {different}"
-        if operator.name in _WEIGHTED and is_identified and _only_scales_differ(form.constants, instruction.constants):
+        message = f"{describe(operator)}: scales or zero points are different in its instruction: {different}"
+        if operator.name in WEIGHTED and is_identified and _only_scales_differ(form.constants, instruction.constants):
             output = self.model.output_tensors(operator)[0]
             return VerificationDifference(message, operator.index, "scale", output.name)
-        reason = f"{_name(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
+        reason = (
+            f"{describe(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
+        )
         return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
 
     def compared(self, location: ParameterLocation) -> dict[str, int]:
@@ -435,10 +421,6 @@ _PLURALS = {
 }
 
 
-def _equal_fields(first: Constants, second: Constants) -> int:
-    return sum(getattr(first, field.name) == getattr(second, field.name) for field in fields(Constants))
-
-
 def _only_scales_differ(model: Constants, compiled: Constants) -> bool:
     """Return whether two instructions have the same zero points, and multipliers that no rounding explains.
 
@@ -462,13 +444,5 @@ def _different_fields(model: Constants, compiled: Constants) -> str:
     return ", ".join(parts)
 
 
-def _unraveled(index: int, tensor: Tensor) -> tuple[int, ...]:
-    return tuple(int(coordinate) for coordinate in np.unravel_index(index, tensor.shape or (1,)))
-
-
 def _number(value: float) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def _name(operator: Operator) -> str:
-    return f"operator {operator.index} ({operator.name})"

@@ -1,17 +1,14 @@
 """Targets: the hardware that a model is made for, and predictions for it.
 
-Every package in this folder is a target; its attribute `TARGET` is the class that implements it.
+Every package in this folder is a target; its attribute `TARGET` is the `Target`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import pkgutil
 import sys
-import tomllib
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
-from pathlib import Path
 
 from compress.core.errors import PipelineError
 from compress.targets.base import Target
@@ -26,17 +23,18 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Target:
-    """Return a target with the constants of its TOML file.
+    """Return a target; the first call imports its package.
 
     Raises:
-        PipelineError: unknown target.
+        PipelineError: no package in this folder has the name.
     """
     specification = _specifications().get(name)
     if specification is None:
         raise PipelineError(f"unknown target {name!r}", allowed=", ".join(names()))
-    assert specification.origin is not None  # a package with an __init__.py
-    content = (Path(specification.origin).parent / f"{name}.toml").read_bytes()
-    return _implementation(specification)(name, hashlib.sha256(content).hexdigest(), tomllib.loads(content.decode()))
+    if specification.name not in sys.modules:
+        _import(specification)
+    target: Target = sys.modules[specification.name].TARGET
+    return target
 
 
 def _specifications() -> dict[str, ModuleSpec]:
@@ -49,17 +47,13 @@ def _specifications() -> dict[str, ModuleSpec]:
     return specifications
 
 
-def _implementation(specification: ModuleSpec) -> type[Target]:
-    """Return the class in a target's package; the first call imports it."""
-    if specification.name not in sys.modules:
-        assert specification.loader is not None  # a package with an __init__.py
-        module = module_from_spec(specification)
-        sys.modules[specification.name] = module
-        try:
-            specification.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[specification.name]
-            raise
-        setattr(sys.modules[__name__], specification.name.rpartition(".")[2], module)
-    implementation: type[Target] = sys.modules[specification.name].TARGET
-    return implementation
+def _import(specification: ModuleSpec) -> None:
+    assert specification.loader is not None  # a package with an __init__.py
+    module = module_from_spec(specification)
+    sys.modules[specification.name] = module
+    try:
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[specification.name]
+        raise
+    setattr(sys.modules[__name__], specification.name.rpartition(".")[2], module)

@@ -1,7 +1,7 @@
 """The protocol of a target: check, legalize, cost and compile.
 
-A target is a package next to this file: a TOML file with its constants and their sources, and a class that implements
-`Target`, which the package exports as `TARGET`. The rest of the program uses targets through this protocol only.
+A target is a package next to this file, which exports an instance of `Target` as `TARGET`. The rest of the program uses
+targets through this protocol only.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, Self
+
+from pydantic import Field, model_validator
 
 from compress.core.artifact import Facts
 from compress.core.errors import PipelineError
+from compress.core.settings import Settings
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph
-from compress.targets.compiler_settings import CompilerSettings
 
 
 class TargetResult(Protocol):
@@ -102,6 +104,25 @@ class LegalizeResult(TargetResult, Protocol):
 
 
 @dataclass(frozen=True)
+class TargetCompiler:
+    """A vendor's compiler.
+
+    Attributes:
+        name: the program's name.
+        version: the version whose results are predicted.
+        runtimes: for each version, the newest runtime of the device that the compiler writes for.
+    """
+
+    name: str
+    version: str
+    runtimes: Mapping[str, int]
+
+
+NO_COMPILER = TargetCompiler("", "", {})
+"""The compiler of a target that runs .tflite files as they are."""
+
+
+@dataclass(frozen=True)
 class ChannelBlocks:
     """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
 
@@ -120,12 +141,12 @@ class OperatorShape:
 
     Attributes:
         kind: "conv", "tconv" (transposed convolution), "fc" (dense), "dw" (depthwise), "pool" or "elt" (element-wise).
-        output_shape: height, width and channels of its output.
-        input_shape: height, width and channels of its input.
-        kernel: height and width of its window; 1x1 for an operator without a window.
-        index: its position in the model.
-        name: its name in messages.
-        constant: whether it has one constant for each output channel, such as the slopes of a PReLU.
+        output_shape: height, width and channels of the output.
+        input_shape: height, width and channels of the input.
+        kernel: height and width of the window; 1x1 for an operator without a window.
+        index: the operator's position in the model.
+        name: the operator's name in messages.
+        constant: whether the operator has one constant for each output channel, such as the slopes of a PReLU.
     """
 
     kind: str
@@ -163,28 +184,20 @@ class NetworkCost(ABC):
         """Return the target's memory for all parameters, except those of the operators `without`."""
 
 
-class CostModel(ABC):
-    """Costs that a target predicts, except those that do not depend on the target (MACs, file sizes)."""
+class CostModel:
+    """The costs of a network on a target. This class predicts neither time nor memory; MACs need no target.
 
-    @property
-    @abstractmethod
-    def objectives(self) -> frozenset[str]:
-        """The objectives that the pruner can minimize on this target, from "compute", "latency" and "cache"."""
+    Attributes:
+        blocks: the numbers of channels that are computed at once.
+        objectives: the objectives that the pruner can minimize on this target, from "compute", "latency" and "cache".
+        hosts: one line about each host for which latency is predicted, by name.
+        clocks: the names of the clocks; the first one is the default.
+    """
 
-    @property
-    @abstractmethod
-    def hosts(self) -> Mapping[str, str]:
-        """One line about each host for which latency is predicted, by name."""
-
-    @property
-    @abstractmethod
-    def clocks(self) -> Sequence[str]:
-        """The names of the clocks; the first one is the default."""
-
-    @property
-    @abstractmethod
-    def blocks(self) -> ChannelBlocks:
-        """The numbers of channels that are computed at once."""
+    blocks: ChannelBlocks
+    objectives: frozenset[str] = frozenset()
+    hosts: Mapping[str, str] = {}
+    clocks: Sequence[str] = ()
 
     @property
     def default_host(self) -> str:
@@ -209,9 +222,9 @@ class CostModel(ABC):
             return _require("clock", name, self.clocks)
         return self.clocks[0] if self.clocks else ""
 
-    @abstractmethod
     def operator(self, shape: OperatorShape) -> OperatorShape:
         """Return an operator with the properties that this target needs. The result can be used in many networks."""
+        return shape
 
     def activation_operators(self, function: str) -> int:
         """Return the number of operators for an activation, in addition to the operator before it.
@@ -221,13 +234,19 @@ class CostModel(ABC):
         """
         return 0 if function in ("linear", "relu", "relu6") else 1
 
-    @abstractmethod
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an input tensor that are sent to the target."""
+        """Return the bytes of an input tensor that are sent to the target; 0 for a target without a bus."""
+        del shape
+        return 0
 
-    @abstractmethod
     def output_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an output tensor that are sent from the target."""
+        """Return the bytes of an output tensor that are sent from the target; 0 for a target without a bus."""
+        del shape
+        return 0
+
+
+class HardwareCostModel(CostModel, ABC):
+    """A cost model that predicts time and memory."""
 
     @abstractmethod
     def of_operators(self, operators: Sequence[Any], input_bytes: int, output_bytes: int) -> NetworkCost:
@@ -238,7 +257,7 @@ class CostModel(ABC):
         """Return the cost of a .tflite file.
 
         Raises:
-            ModelError: the target's compiler will reject it.
+            ModelError: the target's compiler will reject the file.
         """
 
     @abstractmethod
@@ -253,6 +272,23 @@ class CostModel(ABC):
             smallest: the cost of the network with as few channels as possible.
         """
 
+    @abstractmethod
+    def estimate(
+        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
+    ) -> EstimateResult:
+        """Predict the latency of a model on a host.
+
+        Args:
+            graph: the model, not compiled.
+            host: one of `hosts`; None for the default host.
+            clock: one of `clocks`; None for the first.
+            compiled: the compiled model, if there is one.
+
+        Raises:
+            PipelineError: the target has no such host or clock.
+            ModelError: the compiler will reject the model, or `compiled` is another model.
+        """
+
 
 def _require(kind: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
@@ -265,29 +301,16 @@ class Target(ABC):
     """A target and its constants.
 
     Attributes:
-        name: its name in pipeline.yaml.
-        digest: SHA-256 of the TOML file, part of the cache key of every stage that depends on the target.
-        tables: the content of the TOML file.
+        name: the target's name in pipeline.yaml.
+        summary: one line about the target.
+        digest: SHA-256 of the constants, part of the cache key of every stage that depends on the target.
+        compiler: the vendor's compiler; NO_COMPILER if models need none.
     """
 
     name: str
+    summary: str
     digest: str
-    tables: Mapping[str, Any]
-
-    @property
-    def summary(self) -> str:
-        """One line about the target."""
-        return str(self.tables["summary"])
-
-    @property
-    def has_compiler(self) -> bool:
-        """Whether a model must be compiled for this target."""
-        return "compiler" in self.tables
-
-    @property
-    def compiler_name(self) -> str:
-        """The name of the target's compiler; "" without a compiler."""
-        return str(self.tables["compiler"]["name"]) if self.has_compiler else ""
+    compiler: TargetCompiler = NO_COMPILER
 
     def compiled_by(self, version: str, runtime: int | None = None) -> Target:
         """Return the same target with another version of its compiler.
@@ -297,14 +320,13 @@ class Target(ABC):
             runtime: the oldest runtime that the compiled model must run on; the version's own if it is None or newer.
 
         Raises:
-            PipelineError: unknown version.
+            PipelineError: the compiler has no such version.
         """
-        _require("compiler", version, [*self.tables["compiler"]["runtimes"]] if self.has_compiler else [])
-        runtimes = dict(self.tables["compiler"]["runtimes"])
+        runtimes = dict(self.compiler.runtimes)
+        _require("compiler", version, [*runtimes])
         if runtime is not None:
             runtimes[version] = min(runtime, runtimes[version])
-        compiler = {**self.tables["compiler"], "version": version, "runtimes": runtimes}
-        return replace(self, tables={**self.tables, "compiler": compiler})
+        return replace(self, compiler=replace(self.compiler, version=version, runtimes=runtimes))
 
     @abstractmethod
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CheckResult:
@@ -364,25 +386,63 @@ class Target(ABC):
         del settings
         return ""
 
-    def estimate(
-        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
-    ) -> EstimateResult:
-        """Predict the latency of a model on a host.
-
-        Args:
-            graph: the model, not compiled.
-            host: one of `cost.hosts`; None for the default host.
-            clock: one of `cost.clocks`; None for the first.
-            compiled: the compiled model, if there is one.
-
-        Raises:
-            PipelineError: this target predicts no latency, or has no such host or clock.
-            ModelError: the compiler will reject the model, or `compiled` is another model.
-        """
-        del graph, host, clock, compiled
-        raise PipelineError(f"no latency is predicted for the target {self.name}")
-
     def newer_than_boards(self, graph: Graph) -> list[str] | None:
         """Return the operators, with versions, that runtimes on old boards cannot load; None if that is unknown."""
         del graph
         return None
+
+
+def hardware_costs(target: Target) -> HardwareCostModel:
+    """Return the cost model of a target that predicts time and memory.
+
+    Raises:
+        PipelineError: the target predicts neither.
+    """
+    if not isinstance(target.cost, HardwareCostModel):
+        raise PipelineError(f"no latency is predicted for the target {target.name}")
+    return target.cost
+
+
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
+"""A Docker image: name, tag or digest, never an option."""
+SSH_HOST = r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
+"""A host name or a name in ~/.ssh/config, with or without a user; never an option."""
+
+
+class CompilerSettings(Settings):
+    """The location of the vendor's compiler, and its options."""
+
+    compiler: str | None = None
+    """Path of edgetpu_compiler on this machine; by default the one on PATH, if there is one."""
+    docker: Annotated[str, Field(pattern=IMAGE)] | None = None
+    """A Docker image with edgetpu_compiler on its PATH. The container has no network."""
+    ssh: Annotated[str, Field(pattern=SSH_HOST)] | None = None
+    """Another host with edgetpu_compiler on its PATH: user@host, or a name in ~/.ssh/config."""
+    compiler_version: Annotated[str, Field(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,12})?$")] | None = None
+    """The version that the compiler must have, such as 16.0; by default any version, and 16.0 for results from the
+    cache."""
+    cache: str | None = None
+    """A folder for compiled results, which several users may share. A result in it is used without the compiler."""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    """Time limit of one attempt in seconds, with the transfer to and from the host."""
+    child_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """The compiler's own time limit for each attempt to partition the model, in seconds (-t; 16.0 only; 180 by
+    default)."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    """Number of times that a failure which may be random is retried."""
+    all_subgraphs: bool = False
+    """Also compile operators after one that runs on the CPU, as further subgraphs (-a)."""
+    min_runtime_version: Annotated[int, Field(ge=1)] | None = None
+    """The oldest Edge TPU runtime on which the result must run, 10 to 14 (-m); by default the compiler decides."""
+    num_segments: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of segments for a pipeline of several Edge TPUs (-n). `package` needs a model in one segment."""
+    intermediate_tensors: tuple[Annotated[str, Field(pattern=r"^[^,\-][^,]*$")], ...] = ()
+    """Names of the tensors at which the Edge TPU's part ends (-i)."""
+    search_delegate: bool = False
+    """Move operators at the end to the CPU until the rest compiles (-d; 16.0 only)."""
+
+    @model_validator(mode="after")
+    def _one_host(self) -> Self:
+        if sum(host is not None for host in (self.compiler, self.docker, self.ssh)) > 1:
+            raise ValueError("only one of the keys 'compiler', 'docker' and 'ssh' can be given")
+        return self

@@ -224,7 +224,7 @@ def target_page() -> str:
         target = targets.load(name)
         lines += ["", f"## {name}", "", f"{target.summary}.", ""]
         available = "It uses the compiler of its vendor if that is available."
-        lines += [available if target.has_compiler else "It needs no compiler.", ""]
+        lines += [available if target.compiler.name else "It needs no compiler.", ""]
         hosts = ", ".join(f"`{host}`" for host in target.cost.hosts) or "none; the latency is measured on this machine"
         lines += [f"Hosts whose latency is predicted: {hosts}."]
     lines += ["", "[Operators](../operators.md) lists what the Edge TPU runs."]

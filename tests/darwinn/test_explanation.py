@@ -210,29 +210,23 @@ def test_a_file_without_known_instructions_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "match"),
+    ("hints", "match"),
     [
-        (transfer_hint(9, "in", 0, 96), "a DMA hint for 9"),
-        (transfer_hint(1, "in", -4, 96), "negative size"),
-        (hint(2, table({0: ("Int32", 3)})), "instructions 3 of 1"),
-        (hint(7, table({0: ("Int16", 1)})), "type 7"),
+        ([transfer_hint(9, "in", 0, 96)], "a DMA hint for 9"),
+        ([transfer_hint(1, "in", -4, 96)], "negative size"),
+        ([hint(2, table({0: ("Int32", 3)}))], "instructions 3 of 1"),
+        ([hint(7, table({0: ("Int16", 1)}))], "type 7"),
+        ([transfer_hint(1, "in", 0, 96)] * 4, "more than 3 transfers"),
     ],
 )
-def test_damaged_hints_are_an_error(bad: packages.Write, match: str) -> None:
-    execution = executable(2, ProgramMaker().finished(), b"", [bad])
+def test_damaged_or_too_many_hints_are_an_error(
+    hints: list[packages.Write], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explainer, "MAX_TRANSFERS", 3)
+    execution = executable(2, ProgramMaker().finished(), b"", hints)
     file = compiled_file.parse(compiled(tiny.classifier(), executables=(execution,)))
     with pytest.raises(ModelError, match=match):
         explainer.explain(file, "damaged.tflite")
-
-
-def test_too_many_transfers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explainer, "MAX_TRANSFERS", 3)
-    hints = [transfer_hint(1, "in", 0, 96)] * 4
-    file = compiled_file.parse(
-        compiled(tiny.classifier(), executables=(executable(2, ProgramMaker().finished(), b"", hints),))
-    )
-    with pytest.raises(ModelError, match="more than 3 transfers"):
-        explainer.explain(file, "many.tflite")
 
 
 def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,18 +243,13 @@ def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path, capsys: py
     assert "https://" not in content
 
 
-def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json_and_refuses_a_page_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "made.tflite"
     model.write_bytes(made_file())
     assert main(["inspect", str(model), "--explain", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["schema_version"] == 1
     assert result["programs"][1]["operators"][0]["kernel"] == [1, 1]
-
-
-def test_the_page_needs_the_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tmp_path / "made.tflite"
-    model.write_bytes(made_file())
     assert main(["inspect", str(model), "-o", str(tmp_path / "page.html")]) != 0
     assert "--explain" in capsys.readouterr().err
     model.write_bytes(made_file()[:-900])

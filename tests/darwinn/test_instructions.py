@@ -25,9 +25,11 @@ NUMBERS = Constants(0x38092F64, 0x43000000, 0xC2FE0000, -5383657, 127, 0, 0)
 
 
 def test_the_numbers_of_an_instruction_are_read() -> None:
+    """A cut program is read up to its last whole bundle."""
     (instruction,) = vector_instructions(bundles(PROGRAM))
     assert (instruction.bundle, instruction.kind, instruction.rows) == (3, ADD, 4)
     assert instruction.constants == NUMBERS
+    assert [len(vector_instructions(bundles(PROGRAM[:size]))) for size in (67, 63, 0)] == [1, 0, 0]
 
 
 def test_replaced_numbers_are_read_again_and_nothing_else_changes() -> None:
@@ -61,9 +63,3 @@ def test_a_factor_is_replaced() -> None:
     program = bytearray(PROGRAM)
     replace_factor(program, factor, 77)
     assert [changed_factor.value for changed_factor in factors(bundles(bytes(program)))] == [77]
-
-
-def test_a_cut_program_is_read_up_to_its_last_whole_bundle() -> None:
-    assert vector_instructions(bundles(PROGRAM[:67]))
-    assert not vector_instructions(bundles(PROGRAM[:63]))
-    assert not vector_instructions(bundles(b""))

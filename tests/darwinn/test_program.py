@@ -54,12 +54,9 @@ def test_reading_continues_after_a_bundle_that_is_not_understood() -> None:
     assert len(program.unknown) == 1
     assert not program.is_complete
     assert [instruction.operation for instruction in program.instructions] == [0x14, 0x10]
-
-
-def test_an_instruction_with_another_number_is_not_one() -> None:
     maker = ProgramMaker(number=5)
     maker.numbered(0x10, 4)
-    assert read(maker).instructions == []
+    assert read(maker).instructions == []  # an instruction with another number is not one
 
 
 def test_the_numbers_of_another_stream_begin_again() -> None:
@@ -118,14 +115,9 @@ def test_a_convolution_is_recovered() -> None:
     assert (geometry.input_blocks, geometry.output_blocks) == (4, 32)
     assert (operator.height, operator.width) == (24, 20)
     assert operator.cycles == 2 * 9 * 30 * 2 * 2
-
-
-def test_without_parameters_of_its_size_it_is_not_confirmed() -> None:
-    maker = ProgramMaker()
-    maker.tensor(SOURCE, TARGET)
+    assert layout_text(operator) == "128 rows of 144 bytes of weights and 12 bytes of bias and scale"
     (operator,) = recovered(maker, 64)
-    assert operator.certainty is Certainty.INFERRED
-    assert operator.parameters == []
+    assert (operator.certainty, operator.parameters) == (Certainty.INFERRED, [])
 
 
 def test_parameters_of_zeros_and_ones_move_data() -> None:
@@ -230,35 +222,20 @@ def test_the_parts_of_a_caching_program_are_grouped_by_operator() -> None:
     maker.parameters([(10, 0b10), (20, 0b100)])
     maker.parameters([(30, 0b1000)])
     groups = cached_parameters(read(maker), 0, 64 * 40)
-    assert [(group.offset, group.size_bytes, group.tiles) for group in groups] == [
-        (0, 640, (0b1,)),
-        (640, 1280, (0b10, 0b100)),
-        (1920, 640, (0b1000,)),
-    ]
-
-
-def test_the_lines_of_a_long_stream_are_counted_on() -> None:
+    extents = [(0, 640, (0b1,)), (640, 1280, (0b10, 0b100)), (1920, 640, (0b1000,))]
+    assert [(group.offset, group.size_bytes, group.tiles) for group in groups] == extents
+    assert cached_parameters(read(maker), 0, 64 * 30) == []  # the last part would be empty
     maker = ProgramMaker()
-    for line in (0, 60_000, 70_000):
+    for line in (0, 60_000, 70_000):  # the lines of a long stream are counted on
         maker.parameters([(line, 1)])
-    groups = cached_parameters(read(maker), 0, 64 * 80_000)
-    assert [group.offset // 64 for group in groups] == [0, 60_000, 70_000]
-
-
-def test_parts_that_do_not_fit_the_parameters_are_none() -> None:
-    maker = ProgramMaker()
-    maker.parameters([(0, 1)])
-    maker.parameters([(10, 1)])
-    assert cached_parameters(read(maker), 0, 64 * 10) == []
+    assert [group.offset // 64 for group in cached_parameters(read(maker), 0, 64 * 80_000)] == [0, 60_000, 70_000]
 
 
 def test_streamed_parameters_are_the_transfers_of_the_program() -> None:
+    """Parameters that are streamed again are the same."""
     groups = streamed_parameters([(None, 512), (None, 1024)], 0, 1536)
     assert [group.extent for group in groups] == [range(512), range(512, 1536)]
     assert streamed_parameters([(None, 512), (None, 1024)], 0, 1537) == []
-
-
-def test_parameters_that_are_streamed_again_are_the_same() -> None:
     groups = streamed_parameters([(0, 512), (512, 64), (0, 512), (512, 64)], 0, 576)
     assert [group.extent for group in groups] == [range(512), range(512, 576)]
     assert streamed_parameters([(0, 512), (512, 64), (0, 512)], 0, 600) == []
@@ -273,10 +250,3 @@ def test_streamed_parameters_of_one_operator_can_be_several_transfers() -> None:
     (operator,) = recover(tensor_steps(read(maker)), parts, contents)
     assert operator.certainty is Certainty.CONFIRMED
     assert [group.size_bytes for group in operator.parameters] == [size]
-
-
-def test_the_layout_of_parameters_is_described() -> None:
-    maker = ProgramMaker()
-    maker.tensor(SOURCE, TARGET)
-    (operator,) = recovered(maker, 128 * (9 * 16 + 12))
-    assert layout_text(operator) == "128 rows of 144 bytes of weights and 12 bytes of bias and scale"

@@ -133,19 +133,14 @@ def test_what_the_compiler_could_compile_differently_is_refused(
 
 
 @needs_pairs
-def test_names_can_stay() -> None:
-    name = "color_red_64x64"
+def test_names_can_stay_and_a_template_of_another_model_is_refused_with_every_reason() -> None:
+    name, other = ARCHITECTURES[0]
     result = written(relink(changed(model(name), _long_name), model(name), template(name), keep_names=True))
     assert without_tokens(result) == without_tokens(template(name))
-
-
-@needs_pairs
-def test_a_template_of_another_model_is_refused_with_every_reason() -> None:
-    first, second = ARCHITECTURES[0]
-    result = relink(model(first), model(first), template(second))
-    assert result.content is None
-    assert len(result.problems) > 1
-    assert all(problem.startswith("the template: ") for problem in result.problems)
+    refused = relink(model(name), model(name), template(other))
+    assert refused.content is None
+    assert len(refused.problems) > 1
+    assert all(problem.startswith("the template: ") for problem in refused.problems)
 
 
 @needs_pairs

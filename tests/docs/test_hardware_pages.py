@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 
 from compress.pipeline.stages.compile import Compile
 from compress.surface.cli.main import build_parser
-from compress.targets import load
+from compress.targets.edgetpu.constants import CONSTANTS
 from deploy import __main__ as runner
 from deploy.runner.problems import MANUAL, PROBLEMS
 
-HOSTS = load("edgetpu").tables["latency"]["hosts"]
+HOSTS = CONSTANTS.latency.hosts
 PAGES = sorted((ROOT / MANUAL).glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -103,4 +103,4 @@ def test_settings_of_compile_exist(page: Path) -> None:
 def test_the_table_of_hosts_and_their_measurements() -> None:
     text = (ROOT / "docs" / "compiling.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` [^|]+\| (\d+)", text, re.MULTILINE)
-    assert {name: int(count) for name, count in rows} == {name: host["measurements"] for name, host in HOSTS.items()}
+    assert {name: int(count) for name, count in rows} == {name: host.measurements for name, host in HOSTS.items()}

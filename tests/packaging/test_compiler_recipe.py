@@ -34,7 +34,7 @@ from compress.targets import load
 FOLDER = ROOT / "packaging" / "compiler"
 INSTALL = (FOLDER / "install.sh").read_text()
 PAGE = (ROOT / "docs" / "hardware" / "compiler.md").read_text()
-VERSION = str(load("edgetpu").tables["compiler"]["version"])
+VERSION = load("edgetpu").compiler.version
 MODEL = tiny.classifier()
 SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
 

@@ -127,14 +127,14 @@ def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
         parameters = parameter_memory.convolution(
             outputs, per_output, 8 if conv else 0, places, one_position_in=not conv
         )
-        layers.append(parameter_memory.mark_uncacheable(parameters, per_output, TARGET))
+        layers.append(parameter_memory.mark_uncacheable(parameters, per_output))
         channels = outputs
     return layers
 
 
 def reported(row: dict[str, Any]) -> bool:
     """Return whether both predicted sizes equal those in the compiler's report, to the digits that it prints."""
-    allocation = parameter_memory.allocate_cache(stack(row), TARGET)
+    allocation = parameter_memory.allocate_cache(stack(row))
     numbers = (
         (allocation.report_on_chip_bytes, "report_on_chip_MiB"),
         (allocation.report_off_chip_bytes, "report_off_chip_MiB"),

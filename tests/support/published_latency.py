@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 
 from compress.targets import load
 from compress.targets.edgetpu import latency
+from compress.targets.edgetpu.constants import CONSTANTS, LatencyConstants
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 HOSTS = ("pcie", "usb3", "devboard", "usb2")
@@ -74,12 +75,12 @@ class Row:
 def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """Return layers and bus traffic of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb in bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
-    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer, TARGET)) for layer in layers)
+    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer)) for layer in layers)
     return layers, _traffic(layers, table["inb"], _outputs(layers, table["outb"]))
 
 
 def _traffic(layers: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> BusTraffic:
-    streamed = latency.streamed_bytes(layers, TARGET)
+    streamed = latency.streamed_bytes(layers)
     return BusTraffic(input_bytes, output_bytes, latency.instruction_bytes(layers), streamed)
 
 
@@ -90,7 +91,7 @@ def stack(kernel: int, count: int, side: int, filters: int) -> tuple[tuple[Array
         ArrayLayer("conv", (side, side, filters), (side, side, input_channels), (kernel, kernel))
         for input_channels in channels[:-1]
     ]
-    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer, TARGET)) for layer in shapes)
+    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer)) for layer in shapes)
     return layers, _traffic(layers, side * side * 3, latency.padded_map_bytes((side, side, filters)))
 
 
@@ -153,17 +154,20 @@ def flat(constants: Mapping[str, Any]) -> dict[str, float]:
     return flat_constants
 
 
-def nested(constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return flat constants in the form of the target's table."""
-    hosts = {host: {"overlap": TARGET.tables["latency"]["hosts"][host]["overlap"], "spread": 0.0} for host in HOSTS}
-    table: dict[str, Any] = {"hosts": hosts}
+def nested(constants: Mapping[str, float]) -> LatencyConstants:
+    """Return the shipped constants with others from a flat map."""
+    of_hosts: dict[str, dict[str, float]] = {host: {"spread": 0.0} for host in HOSTS}
+    of_array = {}
     for name, value in constants.items():
         word, _, host = name.partition(" ")
-        (hosts[host] if host else table)[word] = value
-    return table
+        (of_hosts[host] if host else of_array)[word] = value
+    shipped = CONSTANTS.latency
+    return replace(
+        shipped, **of_array, hosts={host: replace(shipped.hosts[host], **values) for host, values in of_hosts.items()}
+    )
 
 
-def predicted(row: Row, constants: Mapping[str, Any]) -> float:
+def predicted(row: Row, constants: LatencyConstants) -> float:
     return latency.predict(row.layers, row.sent, constants, row.host, row.clock).total
 
 

@@ -9,6 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from paths import EDGETPU, ROOT
 from published_latency import PRIOR_WEIGHT, network
 from scipy.optimize import least_squares
 
-from compress.targets import load
 from compress.targets.edgetpu import latency
+from compress.targets.edgetpu.constants import CONSTANTS, HostConstants
 
 MEASUREMENTS = ROOT / "benchmarks" / "raspberry_pi.csv"
 TABLES = EDGETPU / "layer_tables.json"
-SHIPPED: dict[str, Any] = load("edgetpu").tables["latency"]
+HOSTS = CONSTANTS.latency.hosts
 OUTPUT_MS_PER_MB = 32.0
 """Output time of an ARM host on USB 3.
 
@@ -29,7 +30,7 @@ From outputs of 4 to 262 kB on a Jetson Nano (github.com/iwatake2222/EdgeTPU_Ana
 """
 FITTED = ("fixed_ms", "transfer_ms_per_mb", "compute_factor")
 SCALED = ("fixed_ms", "transfer_ms_per_mb", "output_ms_per_mb")
-LEAST_SPREAD = float(SHIPPED["hosts"]["usb2"]["spread"])
+LEAST_SPREAD = HOSTS["usb2"].spread
 Measurement = Mapping[str, str]
 Constants = dict[str, float]
 
@@ -39,24 +40,29 @@ def measurements(host: str) -> list[Measurement]:
     return [row for row in csv.DictReader(MEASUREMENTS.read_text().splitlines()) if row["host"] == host]
 
 
-def predicted(table: str, host: Mapping[str, Any], clock: str = "max") -> latency.LatencyPrediction:
+def predicted(table: str, host: HostConstants, clock: str = "max") -> latency.LatencyPrediction:
     """The prediction for a network of the shared tables; an unstated clock is the maximum, as for the other hosts."""
     layers, sent = network(json.loads(TABLES.read_text())[table])
     clock = "std" if clock == "std" else "max"
-    return latency.predict(layers, sent, {**SHIPPED, "hosts": {"host": host}}, "host", clock)
+    return latency.predict(layers, sent, replace(CONSTANTS.latency, hosts={"host": host}), "host", clock)
 
 
 def fitted(rows: Sequence[Measurement]) -> Constants:
     """Return the constants of pi4-usb3 that fit the measurements best, with a weak prior at those of usb3."""
-    start = {name: float(SHIPPED["hosts"]["usb3"][name]) for name in FITTED}
+    start = {name: getattr(HOSTS["usb3"], name) for name in FITTED}
     zero = np.log(list(start.values()))
 
     def misses(point: Any) -> Any:
-        host = {**_host(dict(zip(FITTED, np.exp(point), strict=True))), "spread": 0.0}
+        host = with_constants({**_host(dict(zip(FITTED, np.exp(point), strict=True))), "spread": 0.0})
         log_errors = [math.log(predicted(row["table"], host, row["clock"]).total / float(row["ms"])) for row in rows]
         return np.concatenate([log_errors, PRIOR_WEIGHT * (point - zero)])
 
     return _host(dict(zip(FITTED, np.exp(least_squares(misses, zero).x).tolist(), strict=True)))
+
+
+def with_constants(constants: Constants) -> HostConstants:
+    """Return a host with the constants, which are all that a prediction of a network on the Edge TPU needs."""
+    return replace(HOSTS["usb3"], **constants)
 
 
 def _host(constants: Constants) -> Constants:
@@ -79,21 +85,22 @@ def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
     ratio = float(np.median(ratios))
     disagreement = max(abs(math.log(measured_ratio / ratio)) for measured_ratio in ratios)
     transfers = {name: host[name] * ratio for name in SCALED}
-    array = {"compute_factor": float(SHIPPED["hosts"]["usb3"]["compute_factor"])}
+    array = {"compute_factor": HOSTS["usb3"].compute_factor}
     return {**host, **transfers, **array, "spread": math.hypot(LEAST_SPREAD, disagreement)}
 
 
 def between() -> Constants:
     """Return the constants of pi5-pcie: the geometric means of x86 hosts and of the Dev Board."""
-    x86, board = SHIPPED["hosts"]["pcie"], SHIPPED["hosts"]["devboard"]
-    host: Constants = {name: math.sqrt(x86[name] * board[name]) for name in (*SCALED, "compute_factor")}
+    x86, board = HOSTS["pcie"], HOSTS["devboard"]
+    names = (*SCALED, "compute_factor")
+    host: Constants = {name: math.sqrt(getattr(x86, name) * getattr(board, name)) for name in names}
     host.update(overlap=0, spread=LEAST_SPREAD)
     misses = [LEAST_SPREAD]
     for table in json.loads(TABLES.read_text()):
-        total_ms = predicted(table, host).total
+        total_ms = predicted(table, with_constants(host)).total
         misses += [abs(math.log(total_ms / predicted(table, other).total)) for other in (x86, board)]
     for row in measurements("cm4-pcie"):
-        misses.append(abs(math.log(predicted(row["table"], host).total / float(row["ms"]))))
+        misses.append(abs(math.log(predicted(row["table"], with_constants(host)).total / float(row["ms"]))))
     return {**host, "spread": max(misses)}
 
 

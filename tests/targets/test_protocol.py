@@ -27,18 +27,12 @@ from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.surface.cli.main import main
 from deploy.contract import bundle
 
-TOML = """
-summary = "A processor for convolutions"
-[compiler]
-name = "npuc"
-version = "2.0"
-runtimes = {"2.0" = 1, "1.0" = 0}
-"""
 CODE = """
 from dataclasses import asdict, dataclass
 
 from compress.core.artifact import MODEL_COMPILED
-from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, Target
+from compress.core.errors import PipelineError
+from compress.targets.base import ChannelBlocks, TargetCompiler, HardwareCostModel, NetworkCost, Target
 from compress.model.tflite import macs
 from compress.model.tflite.edit import Edit
 
@@ -100,7 +94,7 @@ class NpuNetwork(NetworkCost):
         return 0
 
 
-class NpuCost(CostModel):
+class NpuCost(HardwareCostModel):
     objectives = frozenset({"latency"})
     hosts = {"lab": "in the lab", "field": "in the field"}
     clocks = ("full",)
@@ -127,8 +121,11 @@ class NpuCost(CostModel):
     def cache_limit_bytes(self, smallest):
         raise AssertionError
 
+    def estimate(self, graph, host, clock, compiled=None):
+        raise PipelineError("no latency of a file is predicted for the target npu")
 
-class TARGET(Target):
+
+class Npu(Target):
     cost = NpuCost()
 
     def check(self, graph, *, all_subgraphs=False):
@@ -147,7 +144,7 @@ class TARGET(Target):
         from compress.model.tflite import graph
 
         (folder / MODEL_COMPILED).write_bytes(model)
-        note(f"{self.compiler_name}: {settings.retries} retries")
+        note(f"{self.compiler.name}: {settings.retries} retries")
         placement = self.check(graph.parse(model)).to_json()
         return {"placement": placement, "compiled": True, "reports": [{"version": "2.0"}]}
 
@@ -156,6 +153,9 @@ class TARGET(Target):
 
     def invalid_setting(self, settings):
         return "docker: npuc runs on this machine alone" if settings.docker else ""
+
+
+TARGET = Npu("npu", "A processor for convolutions", "1", TargetCompiler("npuc", "2.0", {"2.0": 1, "1.0": 0}))
 """
 
 
@@ -163,7 +163,6 @@ class TARGET(Target):
 def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Target]:
     folder = tmp_path / "third" / "npu"
     folder.mkdir(parents=True)
-    (folder / "npu.toml").write_text(TOML)
     (folder / "__init__.py").write_text(CODE)
     monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(folder.parent)])
     yield targets.load("npu")
@@ -172,21 +171,17 @@ def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Tar
         del targets.npu
 
 
-def test_targets_are_found_by_folder(npu: targets.Target) -> None:
+def test_targets_are_found_by_folder(npu: targets.Target, tmp_path: Path) -> None:
+    """A folder that is not a package is not a target."""
+    (tmp_path / "third" / "notes").mkdir()
+    (tmp_path / "third" / "module.py").write_text("raise AssertionError")
     assert targets.names() == ["cpu", "edgetpu", "npu"]
-    assert (npu.summary, npu.compiled_by("1.0").tables["compiler"]["version"]) == (
+    assert (npu.summary, npu.compiled_by("1.0").compiler.version) == (
         "A processor for convolutions",
         "1.0",
     )
     with pytest.raises(PipelineError, match="unknown target 'tpu'; allowed: cpu, edgetpu, npu"):
         targets.load("tpu")
-
-
-def test_a_folder_that_is_not_a_package_is_not_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "module.py").write_text("raise AssertionError")
-    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(tmp_path)])
-    assert targets.names() == ["cpu", "edgetpu"]
 
 
 def test_a_target_that_cannot_be_imported_leaves_no_half_of_it(npu: targets.Target) -> None:

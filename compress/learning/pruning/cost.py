@@ -25,7 +25,7 @@ from compress.model.ir.layer_specs import Kernel, spec_of
 from compress.model.ir.layer_specs.functions import FUSED, canonical_name
 from compress.model.ir.passes import fold
 from compress.model.tflite.graph import Graph
-from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target
+from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target, hardware_costs
 
 _BYTES_BY_CHANNEL = 28
 """Of each output channel of a convolution in an 8-bit file: a bias; scale and zero point of it and of the kernel."""
@@ -426,7 +426,7 @@ class Costs:
         if conversion.graph is not None:
             corrections["size_bytes"] = conversion.size_bytes - uncalibrated.size_bytes(widths)
         if conversion.graph is not None and self.target.cost.objectives:
-            file = self.target.cost.of_file(conversion.graph)
+            file = hardware_costs(self.target).of_file(conversion.graph)
             cached = uncalibrated.cached_bytes(widths, uncalibrated.never_cached(widths))
             corrections["streamed_bytes"] = file.streamed_bytes - uncalibrated.streamed_bytes(widths)
             corrections["cached_bytes"] = file.cached_bytes(file.never_cached) - cached
@@ -490,7 +490,7 @@ class Costs:
 
     def on_target(self, widths: Widths) -> NetworkCost:
         """Return time and memory of the operators that can be followed."""
-        return self.target.cost.of_operators(self.operators(widths), self._input_bytes, self._output_bytes)
+        return hardware_costs(self.target).of_operators(self.operators(widths), self._input_bytes, self._output_bytes)
 
     def compute_ms(self, widths: Widths, clock: str | None = None) -> float:
         """Return the time of the arithmetic alone, at a clock of the target; None: the first."""

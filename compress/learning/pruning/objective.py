@@ -12,7 +12,7 @@ from compress.learning.pruning.allocation import CostFunction, ImportanceLosses,
 from compress.learning.pruning.cost import CostFigures, Costs, TrialConversion
 from compress.learning.pruning.layer_groups import MIN_WIDTH, Widths
 from compress.learning.pruning.prunable import PrunableNetwork
-from compress.targets.base import CostModel
+from compress.targets.base import CostModel, hardware_costs
 
 ObjectiveName = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}
@@ -140,7 +140,7 @@ class Objective:
     def _limit(self, prunable: PrunableNetwork, initial: float) -> float:
         if self.name == "cache":
             smallest = prunable.costs.on_target(prunable.minimum_widths)
-            return float(prunable.costs.target.cost.cache_limit_bytes(smallest))
+            return float(hardware_costs(prunable.costs.target).cache_limit_bytes(smallest))
         if self.at_most is not None:
             return self.at_most
         return (self.keep or 1.0) * initial
@@ -248,7 +248,7 @@ def _cache_cost(costs: Costs, minimum: Widths) -> CostFunction:
     at its smallest width does not count: it is streamed in any case.
     """
     never_cached = costs.never_cached(minimum)
-    memory = float(costs.target.cost.cache_bytes())
+    memory = float(hardware_costs(costs.target).cache_bytes())
 
     def cost(widths: Widths) -> float:
         too_large = costs.never_cached(widths) - never_cached

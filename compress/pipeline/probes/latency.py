@@ -19,7 +19,7 @@ from compress.learning.context import Context, Need
 from compress.model.tflite.graph import read
 from compress.model.tflite.interpreter import LoadedModel, version
 from compress.pipeline.stage import Probe, host
-from compress.targets.base import Target
+from compress.targets.base import Target, hardware_costs
 
 WARMUP = 20
 RUNS = Phase("", unit="run")
@@ -89,13 +89,14 @@ def predict(artifact: Artifact, target: Target, host: str | None) -> Facts:
     if not target.cost.hosts:
         return {"host": "", "missing": f"no latency is predicted for the target {target.name}"}
     name = target.cost.host(host)
+    costs = hardware_costs(target)
     compiled = artifact.file(MODEL_COMPILED) if MODEL_COMPILED in artifact.files else None
     try:
         graph = read(artifact.file(MODEL_TFLITE))
         try:
-            return target.estimate(graph, name, None, compiled).to_json()
+            return costs.estimate(graph, name, None, compiled).to_json()
         except ModelError:  # a compiled file without an operator on the Edge TPU has no parameters to read
-            return target.estimate(graph, name, None).to_json()
+            return costs.estimate(graph, name, None).to_json()
     except (ModelError, PipelineError) as error:  # a target may have hosts, and no prediction
         return {"host": name, "missing": str(error)}
 

@@ -11,7 +11,7 @@ from compress.core.suggestions import listing, nearest, shown
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import Document, DocumentNode
 from compress.report.search_record import TrialRecord
-from compress.targets.base import Target
+from compress.targets.base import Target, hardware_costs
 from compress.tasks import task_of
 
 LATENCY = Metric("latency_ms", "Predicted latency", "ms", "latency_ratio")
@@ -158,7 +158,9 @@ def _limit(node: DocumentNode, name: str, bound: bool | float, known: Mapping[st
             raise node.error(f"{shown(bound)} is not true", name, allowed="true, or no such key")
         if not target.cost.hosts:
             raise node.error(f"the target {target.name} has no cache and no operators elsewhere", name)
-        return Limit(name, ON_CPU, 0, 1) if name == WHOLE else Limit(name, STREAMED, 0, target.cost.cache_bytes())
+        if name == WHOLE:
+            return Limit(name, ON_CPU, 0, 1)
+        return Limit(name, STREAMED, 0, hardware_costs(target).cache_bytes())
     try:
         metric = _metric(node, name, name, known, target)
     except PipelineError as error:

@@ -8,8 +8,7 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.progress import Phase
 from compress.learning.context import Context, Need
 from compress.pipeline.stage import Stage
-from compress.targets.base import Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings, Target
 from compress.tasks.base import Refusal
 
 
@@ -24,7 +23,7 @@ class Compile(Stage, CompilerSettings):
 
     def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a target without a compiler needs no compiled model."""
-        return None if target.has_compiler else f"the target {target.name} needs no compiler"
+        return None if target.compiler.name else f"the target {target.name} needs no compiler"
 
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the problem of a setting that the target's compiler does not have."""

@@ -96,7 +96,7 @@ class Package(Stage):
         if MODEL_COMPILED in artifact.files:
             files["compiled"] = artifact.file(MODEL_COMPILED)
             versions = [report["version"] for report in artifact.facts.get("reports", ())]
-            tools |= {context.target.compiler_name: versions[0] or "unknown"} if versions else {}
+            tools |= {context.target.compiler.name: versions[0] or "unknown"} if versions else {}
         packing = Packing(
             name=context.name,
             files=files,

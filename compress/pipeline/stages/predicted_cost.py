@@ -9,6 +9,7 @@ from compress.core.artifact import Artifact, Facts
 from compress.core.errors import ModelError, PipelineError
 from compress.learning.context import Context, Need
 from compress.pipeline.stage import Probe
+from compress.targets.base import hardware_costs
 
 
 class PredictedCost(Probe):
@@ -41,9 +42,9 @@ class PredictedCost(Probe):
         ops = context.target.check(trial.graph).ops
         costs: Facts = {"cpu_share": sum(row.placement == "cpu" for row in ops) / max(1, len(ops))}
         if self.host:
-            costs["streamed_bytes"] = context.target.cost.of_file(trial.graph).streamed_bytes
+            costs["streamed_bytes"] = hardware_costs(context.target).of_file(trial.graph).streamed_bytes
             try:
-                costs["latency_ms"] = context.target.estimate(trial.graph, self.host, None).latency_ms
+                costs["latency_ms"] = hardware_costs(context.target).estimate(trial.graph, self.host, None).latency_ms
             except (ModelError, PipelineError) as error:
                 return {"costs": costs, "missing": str(error)}
         return {"costs": costs}

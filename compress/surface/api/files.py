@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress import targets
 from compress.model.tflite import graph
+from compress.targets.base import hardware_costs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +66,8 @@ def estimate(
         PipelineError: unknown target, host or clock.
     """
     path = None if compiled is None else Path(compiled)
-    return _target(target, None).estimate(graph.read(Path(model)), host, clock, path)
+    costs = hardware_costs(_target(target, None))
+    return costs.estimate(graph.read(Path(model)), host, clock, path)
 
 
 def legalize(

@@ -12,6 +12,7 @@ import numpy as np
 from compress import targets
 from compress.core.errors import CorallineError, ModelError
 from compress.surface.api.files import FilePath
+from compress.targets.base import hardware_costs
 
 if TYPE_CHECKING:
     from compress.targets.base import EstimateResult, Target
@@ -129,5 +130,5 @@ def _checked(model: Any, size: int, target: Target) -> InputSize:
     placement = target.check(graph)
     count = len(placement.ops)
     mapped = count if placement.complete else sum(row.placement != ON_CPU for row in placement.ops)
-    latency = {host: target.estimate(graph, host, None, None) for host in target.cost.hosts}
+    latency = {host: hardware_costs(target).estimate(graph, host, None) for host in target.cost.hosts}
     return InputSize(size, count, mapped, placement.summary, latency)

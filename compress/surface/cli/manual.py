@@ -190,4 +190,4 @@ def operators() -> str:
     """Return the page about the operators of the Edge TPU."""
     from compress.targets.edgetpu import operators_page
 
-    return operators_page.page(targets.load("edgetpu"))
+    return operators_page.page()

@@ -8,21 +8,15 @@ with `used_narrow_memory_bytes_per_tile` in compiled models.
 from __future__ import annotations
 
 from compress.model.tflite.graph import Graph, Operator, Tensor
-from compress.targets.edgetpu.constants import ARRAY
-from darwinn.blocks import round_up
+from compress.targets.edgetpu.constants import CONSTANTS
+from darwinn.blocks import position, round_up
 
-TILES = ARRAY["tiles"]
-"""The number of tiles along height, and along width."""
+TILES = CONSTANTS.tiles
 _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 
 def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
-    """Return the largest sum of live activations in one tile, over all Edge TPU operators in execution order.
-
-    Args:
-        graph: the model.
-        on_tpu: the indices of the Edge TPU operators.
-    """
+    """Return the largest sum of live activations in one tile, over all Edge TPU operators in execution order."""
     operators = [operator for operator in graph.operators if operator.index in on_tpu]
     last_use = {index: operator.index for operator in operators for index in (*operator.inputs, *operator.outputs)}
     tiles: dict[int, int] = {}
@@ -46,14 +40,9 @@ def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
     return largest
 
 
-def _map(tensor: Tensor) -> tuple[int, int, int]:
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
-
-
 def _tile(tensor: Tensor, graph: Graph) -> int:
     """Return the bytes of one tile of a tensor, with the border that its consumers read. Every tile holds a vector."""
-    height, width, channels = _map(tensor)
+    height, width, channels = position(tensor)
     if height * width == 1:
         return round_up(channels, 4)
     border_h, border_w = 0, 0
@@ -76,7 +65,7 @@ def _extra(operator: Operator, graph: Graph) -> int:
     """Return the memory that an operator needs in addition to its tensors: for a flattened map, and for a product."""
     inputs = [tensor for tensor in graph.input_tensors(operator) if not tensor.is_constant]
     if operator.name == "RESHAPE" and inputs:
-        height, width, channels = _map(inputs[0])
+        height, width, channels = position(inputs[0])
         flat = graph.output_tensors(operator)[0]
         return (
             height * width * round_up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0

@@ -8,17 +8,18 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from compress.core.errors import ModelError
 from compress.model.tflite import lookup
 from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
-from compress.targets.edgetpu.constants import MEMORY
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
+from compress.targets.edgetpu.rules import refusing_damaged
 
 SCHEMA_VERSION = 1
+TILE_BYTES = CONSTANTS.memory.narrow_bytes_per_tile
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class Blocker:
         op: the operator's name.
         output: the name of its output tensor.
         macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
-        reason: the rule that it breaks.
     """
 
     index: int
@@ -41,44 +41,34 @@ class Blocker:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Placement):
     """The predicted result of the compiler.
 
     Attributes:
-        placement: where each operator runs.
         subgraphs: the number of partitions on the Edge TPU.
         blockers: the operators to change first, by decreasing MACs.
         parameters: the parameters' sizes and which of them are cached; None if the compiler rejects the model.
         activation_bytes: the activation memory of the fullest tile; None if the compiler rejects the model.
-        tile_bytes: the memory of a tile.
-        plan_bytes: the on-chip memory for parameters that is available to every network.
         has_repeated_constants: whether an operator with a constant vector runs on the Edge TPU.
         unconfirmed: the names of operators on the Edge TPU whose parameters are at least as many as predicted.
         lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
 
-    placement: Placement
     subgraphs: int
     blockers: tuple[Blocker, ...]
     parameters: CacheAllocation | None
     activation_bytes: int | None
-    tile_bytes: int
-    plan_bytes: int
     has_repeated_constants: bool
     unconfirmed: tuple[str, ...] = ()
     lookup_table: tuple[int, ...] | None = None
 
     @property
-    def ops(self) -> tuple[PlacedOperator, ...]:
-        """Every operator, in execution order."""
-        return self.placement.ops
-
-    @property
     def cache_warning(self) -> str:
         """A warning if the predicted cached bytes are uncertain, or ""."""
-        if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
+        if self.parameters is None or self.parameters.report_on_chip_bytes <= CONSTANTS.memory.plan_bytes:
             return ""
-        return f"more than {self.plan_bytes:,} bytes on chip: for some networks the compiler cached no more than that"
+        plan_bytes = CONSTANTS.memory.plan_bytes
+        return f"more than {plan_bytes:,} bytes on chip: for some networks the compiler cached no more than that"
 
     @property
     def parameter_warning(self) -> str:
@@ -86,7 +76,7 @@ class Check:
         if self.unconfirmed:
             names = ", ".join(self.unconfirmed)
             return f"at least; the compiler may add more for {names}: no known compiled model confirms what it stores"
-        if self.has_repeated_constants and (self.activation_bytes or 0) > self.tile_bytes:
+        if self.has_repeated_constants and (self.activation_bytes or 0) > TILE_BYTES:
             return "more in the file if element-wise operators run in passes: each pass stores their constants"
         return ""
 
@@ -95,42 +85,27 @@ class Check:
         """The risk that the compiler fails or maps less, because of large activations: low, medium or high, and why."""
         if self.activation_bytes is None:
             return "refused"
-        times = self.activation_bytes / self.tile_bytes
+        times = self.activation_bytes / TILE_BYTES
         uncertain = next((op for op in self.ops if op.risk), None)
         if times <= 1 and uncertain is not None:
             return f"medium: {uncertain.op} {uncertain.index} may stay on the CPU: {uncertain.risk}"
         if times <= 1:
             return "low: activations fit on the chip"
         size = f"activations take {times:.1f} times a tile's memory"
-        if times <= MEMORY["passes_that_compiled"]:
+        if times <= CONSTANTS.memory.passes_that_compiled:
             return f"medium: {size}; such models were compiled, in several passes"
         return f"high: {size}; no such model is known to compile"
 
-    @property
-    def failure(self) -> str | None:
-        """The reason why the compiler will reject the whole model, or None."""
-        return self.placement.failure
-
-    @property
-    def summary(self) -> str:
-        """One line about the placement."""
-        return self.placement.summary
-
-    @property
-    def complete(self) -> bool:
-        """Whether every operator is mapped."""
-        return self.placement.complete
-
     def describe(self) -> str:
         """Return the result as text for a person."""
-        ops = self.placement.ops
+        ops = self.ops
         lines = [f"{op.index:>4} {op.placement}  {op.op:<28} {op.status}" for op in ops]
         lines += [
             f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
             for op in ops
             if op.status != AFTER_CPU_OPERATOR and op.reason
         ]
-        lines.append(self.placement.summary)
+        lines.append(self.summary)
         if self.lookup_table is not None:
             rows, width = self.lookup_table
             lines.append(
@@ -148,8 +123,8 @@ class Check:
         return "\n".join(lines) + "\n"
 
     def _describe_blockers(self) -> list[str]:
-        macs = self.placement.macs
-        if not self.blockers or not macs["cpu"] or self.placement.failure is not None:
+        macs = self.macs
+        if not self.blockers or not macs["cpu"] or self.failure is not None:
             return []
         first = self.blockers[0]
         count = len(self.blockers)
@@ -164,7 +139,7 @@ class Check:
             sizes = {name: getattr(self.parameters, name) for name in sizes}
         return {
             "schema_version": SCHEMA_VERSION,
-            **self.placement.to_json(),
+            **super().to_json(),
             "subgraphs": self.subgraphs,
             **sizes,
             "parameter_warning": self.parameter_warning,
@@ -175,25 +150,16 @@ class Check:
         }
 
 
+@refusing_damaged()
 def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check:
     """Predict placement and memory.
 
-    Args:
-        graph: the model.
-        target: the Edge TPU; `Target.compiled_by` selects the compiler's version.
-        all_subgraphs: whether the compiler makes several partitions.
+    See `Target.check`; `Target.compiled_by` selects the compiler's version.
 
     Raises:
         ModelError: an operator lacks a required input or option: the file is damaged.
     """
-    try:
-        return _check(graph, target, all_subgraphs)
-    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
-
-
-def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
-    _require_inputs(graph, target)
+    _require_inputs(graph)
     table = lookup.table_of(graph)
     placement = place(graph, target, all_subgraphs=all_subgraphs)
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
@@ -204,7 +170,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     if placement.failure is None:
         mapped = [operator for operator in graph.operators if operator.index in on_tpu]
         counts = [parameters.count(operator, graph, target) for operator in mapped]
-        allocation = allocate_cache(counts, target)
+        allocation = allocate_cache(counts)
         has_repeated_constants = any(
             count.size_bytes and operator.name in parameters.ELEMENTWISE
             for operator, count in zip(mapped, counts, strict=True)
@@ -214,23 +180,22 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
         subgraphs = _partition_count(graph.operators, on_tpu)
     return Check(
-        placement,
+        placement.ops,
+        placement.failure,
         subgraphs,
         _blockers(graph.operators, placement.ops),
         allocation,
         activation_bytes,
-        target.tables["memory"]["narrow_bytes_per_tile"],
-        target.tables["memory"]["plan_bytes"],
         has_repeated_constants,
         unconfirmed,
         None if table is None else table.shape,
     )
 
 
-def _require_inputs(graph: Graph, target: Target) -> None:
+def _require_inputs(graph: Graph) -> None:
     for operator in graph.operators:
         required = operator.inputs[: 1 if "LSTM" in operator.name else 2]  # the first weights of an LSTM are optional
-        if NONE in required and operator.name in target.tables["operators"]:
+        if NONE in required and operator.name in CONSTANTS.operators:
             raise ValueError(f"operator {operator.index} ({operator.name}) lacks an input")
 
 

@@ -9,13 +9,11 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.targets.base import Target
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu import compiler
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOptions, log
-from compress.targets.edgetpu.compiler.cache import Cache
-from compress.targets.edgetpu.compiler.host import LOG, Host
+from compress.targets.edgetpu.compiler import Compiled, Compiler, log
+from compress.targets.edgetpu.compiler.host import LOG
 from compress.targets.edgetpu.compiler.log import CompilerReport
 from compress.targets.edgetpu.estimate import estimate_all_hosts
 from compress.targets.edgetpu.inspection import Inspection, inspect_graph
@@ -26,19 +24,15 @@ Note = Callable[[str], None]
 def compile_model(model: bytes, settings: CompilerSettings, target: Target, folder: Path, note: Note) -> Facts:
     """Check a model, and compile it if a compiler or a cached result is available.
 
-    Args:
-        model: the .tflite file.
-        settings: the location of the compiler, and its options.
-        target: the Edge TPU.
-        folder: the folder for the compiled model, or its segments, and the compiler's log.
-        note: a function that shows a message at once.
+    The folder gets the compiled model, or its segments, and the compiler's log.
 
     Raises:
         ModelError: the model is not a .tflite file.
         StageError: the compiler failed, cannot be run, took too long or is another version.
     """
     parsed = graph.parse(model)
-    compiled = _compiler(settings, target, folder).compile(model, note)
+    host = compiler.find_compiler(settings, target.compiler.name, folder)
+    compiled = Compiler(host, settings, target.compiler.version).compile(model, note)
     if compiled is None:
         return _facts_without_compiler(parsed, settings, target)
     (folder / LOG).write_text(compiled.log, encoding="utf-8")
@@ -47,46 +41,10 @@ def compile_model(model: bytes, settings: CompilerSettings, target: Target, fold
     return _facts_with_compiler(parsed, compiled, settings, target, note)
 
 
-def identity(settings: CompilerSettings, target: Target) -> dict[str, str]:
-    """Return the identity of the compiler; without one, the names of the cached results."""
-    return compiler.identity(_host(settings, target, None), _cache(settings))
-
-
-def _compiler(settings: CompilerSettings, target: Target, folder: Path) -> Compiler:
-    return Compiler(
-        _host(settings, target, folder),
-        _options(settings),
-        settings.timeout_s,
-        settings.retries,
-        _cache(settings),
-        settings.compiler_version,
-        str(target.tables["compiler"]["version"]),
-    )
-
-
-def _host(settings: CompilerSettings, target: Target, folder: Path | None) -> Host | None:
-    return compiler.find_compiler(settings.compiler, settings.docker, settings.ssh, target, folder)
-
-
-def _cache(settings: CompilerSettings) -> Cache | None:
-    return Cache(Path(settings.cache).expanduser()) if settings.cache is not None else None
-
-
-def _options(settings: CompilerSettings) -> CompilerOptions:
-    return CompilerOptions(
-        settings.all_subgraphs,
-        settings.min_runtime_version,
-        settings.num_segments,
-        settings.intermediate_tensors,
-        settings.search_delegate,
-        settings.child_timeout_s,
-    )
-
-
 def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:
     """Return the facts without a compiled model: the prediction, and how to compile."""
     checked, report = expected(parsed, settings, target, settings.compiler_version)
-    name = target.tables["compiler"]["name"]
+    name = target.compiler.name
     cached = " and no result is cached" if settings.cache else ""
     return {
         "placement": checked.to_json(),
@@ -104,7 +62,7 @@ def _facts_with_compiler(
     """Return the facts with a compiled model: the compiler's report, and its differences from the prediction."""
     checked, report = expected(parsed, settings, target, compiled.reports[0].version)
     parts = [graph.parse(part) for part in compiled.files.values()]
-    placement = log.actual_placement(checked.placement, parsed, parts, compiled.reports)
+    placement = log.actual_placement(checked, parsed, parts, compiled.reports)
     mapped = sum(op.placement == "tpu" for op in placement.ops)
     summary = f"{mapped} of {len(placement.ops)} operators run on the Edge TPU"
     # Each segment has its own table and memory; the prediction is for the whole model.
@@ -128,7 +86,7 @@ def expected(
     parsed: Graph, settings: CompilerSettings, target: Target, version: str | None
 ) -> tuple[Check, CompilerReport]:
     """Return the predicted placement and log for a compiler version; for the target's version if it is unknown."""
-    known = compiler.known_version(version, target) or str(target.tables["compiler"]["version"])
+    known = compiler.known_version(version, target) or target.compiler.version
     target = target.compiled_by(known, settings.min_runtime_version)
     checked = check(parsed, target, all_subgraphs=settings.all_subgraphs)
     return checked, log.expected_report(checked, parsed, known)

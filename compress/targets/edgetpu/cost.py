@@ -6,11 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from pathlib import Path
 
 from compress.model.tflite.graph import Graph
-from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, OperatorShape, Target
-from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.targets.base import ChannelBlocks, HardwareCostModel, NetworkCost, OperatorShape, Target
+from compress.targets.edgetpu import estimate, inspection, latency, parameter_memory
+from compress.targets.edgetpu.constants import CONSTANTS
+from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
+from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK
 
 ACTIVATION_OPERATORS: Mapping[str, int] = {
     **dict.fromkeys(("linear", "relu", "relu6"), 0),
@@ -34,28 +38,25 @@ class LayersCost(NetworkCost):
         layers: the layers on the Edge TPU.
         input_bytes: bytes from the host at every inference.
         output_bytes: bytes to the host at every inference.
-        target: the Edge TPU.
     """
 
     layers: Sequence[ArrayLayer]
     input_bytes: int
     output_bytes: int
-    target: Target
 
     def compute_ms(self, clock: str) -> float:
         """Return the time of the array alone."""
-        constants = self.target.tables["latency"]
-        return sum(latency.compute_ms(layer, constants, clock) for layer in self.layers)
+        return sum(latency.compute_ms(layer, CONSTANTS.latency, clock) for layer in self.layers)
 
     def latency_ms(self, host: str, clock: str) -> float:
         """Return the predicted latency of one inference on a host."""
         instructions = latency.instruction_bytes(self.layers)
         traffic = latency.BusTraffic(self.input_bytes, self.output_bytes, instructions, self._streamed)
-        return latency.predict(self.layers, traffic, self.target.tables["latency"], host, clock).total
+        return latency.predict(self.layers, traffic, CONSTANTS.latency, host, clock).total
 
     @cached_property
     def _streamed(self) -> tuple[int, ...]:
-        return latency.streamed_bytes(self.layers, self.target)
+        return latency.streamed_bytes(self.layers)
 
     @property
     def streamed_bytes(self) -> int:
@@ -78,6 +79,7 @@ class FileCost(LayersCost):
     """The cost of a .tflite file: its latency includes the operators on the CPU."""
 
     graph: Graph
+    target: Target
 
     def latency_ms(self, host: str, clock: str) -> float:
         """Return the latency that `estimate` predicts."""
@@ -85,37 +87,15 @@ class FileCost(LayersCost):
 
 
 @dataclass(frozen=True)
-class EdgeTpuCost(CostModel):
-    """The costs that the Edge TPU's constants predict.
-
-    Attributes:
-        target: the Edge TPU.
-    """
+class EdgeTpuCost(HardwareCostModel):
+    """The costs that the Edge TPU's constants predict."""
 
     target: Target
+    blocks = ChannelBlocks(INPUT_BLOCK, ROW_BLOCK)
     objectives = frozenset({"compute", "latency", "cache"})
-
-    @cached_property
-    def hosts(self) -> Mapping[str, str]:
-        """One line about each host, by name."""
-        hosts = self.target.tables["latency"]["hosts"]
-        return {name: str(host["summary"]) for name, host in hosts.items()}
-
-    @property
-    def default_host(self) -> str:
-        """The host for latency predictions if none is given."""
-        return str(self.target.tables["latency"]["default_host"])
-
-    @cached_property
-    def clocks(self) -> Sequence[str]:
-        """The clock rates of an Edge TPU on USB."""
-        return tuple(self.target.tables["latency"]["clocks"])
-
-    @cached_property
-    def blocks(self) -> ChannelBlocks:
-        """The block sizes of the array along the channels."""
-        array = self.target.tables["array"]
-        return ChannelBlocks(array["input_channels"], array["output_channels"])
+    hosts = {name: host.summary for name, host in CONSTANTS.latency.hosts.items()}
+    clocks = tuple(CONSTANTS.latency.clocks)
+    default_host = CONSTANTS.latency.default_host
 
     def operator(self, shape: OperatorShape) -> ArrayLayer:
         """Return an operator with the memory for its parameters."""
@@ -124,7 +104,7 @@ class EdgeTpuCost(CostModel):
         )
         if shape.constant:
             return replace(layer, parameters=parameter_memory.constant_vector(shape.output_shape[2]))
-        return replace(layer, parameters=latency.layer_parameters(layer, self.target))
+        return replace(layer, parameters=latency.layer_parameters(layer))
 
     def activation_operators(self, function: str) -> int:
         """Return the number of operators that an activation becomes in a legalized file."""
@@ -141,19 +121,27 @@ class EdgeTpuCost(CostModel):
 
     def of_operators(self, operators: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> LayersCost:
         """Return the cost of layers that `operator` returned."""
-        return LayersCost(operators, input_bytes, output_bytes, self.target)
+        return LayersCost(operators, input_bytes, output_bytes)
 
     def of_file(self, graph: Graph) -> FileCost:
         """Return the cost of a .tflite file."""
-        return FileCost(estimate.array_layers(graph, self.target), 0, 0, self.target, graph)
+        return FileCost(estimate.array_layers(graph, self.target), 0, 0, graph, self.target)
 
     def cache_bytes(self) -> int:
         """Return the on-chip memory for parameters that is available to every network."""
-        return int(self.target.tables["memory"]["plan_bytes"])
+        return CONSTANTS.memory.plan_bytes
 
     def cache_limit_bytes(self, smallest: NetworkCost) -> int:
         """Return the limit for all parameters: it is lower if an operator is too large for the cache."""
-        memory = self.target.tables["memory"]
-        if any(size > memory["largest_cached_bytes"] for size in smallest.never_cached.values()):
-            return int(min(memory["plan_bytes"], memory["cache_bytes_beside_streaming"]))
+        memory = CONSTANTS.memory
+        if any(size > memory.largest_cached_bytes for size in smallest.never_cached.values()):
+            return min(memory.plan_bytes, memory.cache_bytes_beside_streaming)
         return self.cache_bytes()
+
+    def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> Estimate:
+        """Predict the latency of a model on a host; with a compiled model, from its real streamed bytes."""
+        inspected = None
+        if compiled is not None:
+            inspected = inspection.inspect(compiled)
+            inspection.verify_same_model(inspected, graph, self.target, str(compiled))
+        return estimate.estimate(graph, self.target, self.host(host), self.clock(clock), inspected)

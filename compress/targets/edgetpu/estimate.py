@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.core.errors import ModelError, PipelineError
 from compress.model.tflite import macs as arithmetic
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
-from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.constants import LATENCY
+from compress.targets.edgetpu.check import TILE_BYTES, Check, check
+from compress.targets.edgetpu.constants import CONSTANTS, HostConstants
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
-from darwinn.blocks import ROW_BLOCK, round_up
+from compress.targets.edgetpu.rules import refusing_damaged
+from darwinn.blocks import ROW_BLOCK, position, round_up
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8
@@ -36,9 +37,6 @@ class Estimate:
         latency: total, interval, parts, and ms of each layer on the Edge TPU.
         layers: the layers on the Edge TPU, in the order of `latency.layers`.
         host: the name of the host.
-        host_summary: one line about the host.
-        basis: what the constants of the host were found from.
-        measurements: the number of published measurements on the host that they were fitted to.
         clock: the clock of the Edge TPU.
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
@@ -51,9 +49,6 @@ class Estimate:
     latency: LatencyPrediction
     layers: tuple[ArrayLayer, ...]
     host: str
-    host_summary: str
-    basis: str
-    measurements: int
     clock: str
     streamed_bytes: int
     compiled: bool
@@ -79,15 +74,15 @@ class Estimate:
 
     def describe(self) -> str:
         """Return the estimate as text for a person."""
-        latency = self.latency
+        latency, constants = self.latency, CONSTANTS.latency.hosts[self.host]
         source = "from the compiled model" if self.compiled else "predicted"
         lines = [
-            f"{latency.total:.3g} ms on {self.host} ({self.host_summary}), {latency.low:.3g} to {latency.high:.3g}; "
+            f"{latency.total:.3g} ms on {self.host} ({constants.summary}), {latency.low:.3g} to {latency.high:.3g}; "
             "predicted, not measured",
             *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in latency.parts.items()),
-            f"this host: {self.basis}",
+            f"this host: {constants.basis}",
             f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
-            self.check.placement.summary,
+            self.check.summary,
             f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, {source}",
         ]
         if self.check.cache_warning and not self.compiled:
@@ -107,14 +102,15 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return the estimate as a plain map, schema 1."""
+        constants = CONSTANTS.latency.hosts[self.host]
         return {
             "schema_version": SCHEMA_VERSION,
             "latency_ms": self.latency_ms,
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "host": self.host,
-            "basis": self.basis,
-            "measurements": self.measurements,
+            "basis": constants.basis,
+            "measurements": constants.measurements,
             "clock": self.clock,
             "parts": dict(self.latency.parts),
             "layers": [
@@ -126,7 +122,7 @@ class Estimate:
             "cpu_alone_ms": self.cpu_alone_ms,
             "uncounted": list(self.uncounted),
             "advice": [{"what": what, "saves_ms": saved_ms} for what, saved_ms in self.advice],
-            "placement": self.check.placement.summary,
+            "placement": self.check.summary,
         }
 
 
@@ -134,45 +130,38 @@ def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
+@refusing_damaged()
 def estimate(
     graph: Graph, target: Target, host: str, clock: str = "max", compiled: Inspection | None = None
 ) -> Estimate:
     """Predict the latency of a model.
 
-    Args:
-        graph: the model, not compiled.
-        target: the Edge TPU.
-        host: a key of the target's `latency.hosts`.
-        clock: a key of `latency.CLOCKS`.
-        compiled: the compiled model; its streamed bytes replace the predicted ones.
+    `compiled` is the compiled model; its streamed bytes replace the predicted ones.
 
     Raises:
-        PipelineError: unknown host or clock.
-        ModelError: the compiler will reject the model, or it is damaged.
+        PipelineError: the host or the clock is unknown.
+        ModelError: the compiler will reject the model, or the model is damaged.
     """
-    hosts = target.tables["latency"]["hosts"]
+    hosts = CONSTANTS.latency.hosts
     if host not in hosts:
         raise PipelineError(f"unknown host {host!r}", allowed=", ".join(hosts))
     if clock not in latency.CLOCKS:
         raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     checked = check(graph, target)
-    if checked.placement.failure is not None:
-        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph, target))
-    try:
-        return _estimate(graph, target, host, clock, compiled, checked)
-    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
+    if checked.failure is not None:
+        raise ModelError(checked.summary, hint=_rejection_advice(graph))
+    return _estimate(graph, target, host, clock, compiled, checked)
 
 
-def _rejection_advice(graph: Graph, target: Target) -> str:
+def _rejection_advice(graph: Graph) -> str:
     """Return advice on a model that the compiler will reject."""
     if any(operator.name == COMPILED_OPERATOR for operator in graph.operators):
         return "give the full-integer model that it was compiled from, and this one with --compiled"
-    unknown = {operator.name for operator in graph.operators if operator.custom and parser_rejection(operator, target)}
+    unknown = {operator.name for operator in graph.operators if operator.custom and parser_rejection(operator)}
     if unknown:
         return f"replace the layers that became {', '.join(sorted(unknown))[:200]}, and convert the model again"
     produced = [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
-    if not any(tensor.dtype in target.tables["dtypes"] for tensor in produced):
+    if not any(tensor.dtype in CONSTANTS.dtypes for tensor in produced):
         return "quantize it first: `quantize` in a pipeline"
     return "see `python -m compress check`, and `legalize`"
 
@@ -180,9 +169,9 @@ def _rejection_advice(graph: Graph, target: Target) -> str:
 def _estimate(
     graph: Graph, target: Target, host: str, clock: str, compiled: Inspection | None, checked: Check
 ) -> Estimate:
-    constants = target.tables["latency"]
-    bus = constants["hosts"][host]
-    on_tpu = {op.index for op in checked.placement.ops if op.placement == "tpu"}
+    constants = CONSTANTS.latency
+    bus = constants.hosts[host]
+    on_tpu = {op.index for op in checked.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
     traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
     prediction = latency.predict(layers, traffic, constants, host, clock)
@@ -191,15 +180,12 @@ def _estimate(
         prediction = replace(prediction, total=0.0, low=0.0, high=0.0, parts=parts)
     cpu_alone_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
     cpu_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators if operator.index not in on_tpu)
-    advice = _Advisor(layers, traffic, constants, host, clock).advice(cpu_ms, cpu_alone_ms)
-    tile_share = (checked.activation_bytes or 0) / checked.tile_bytes
+    advice = _Advisor(layers, traffic, host, clock).advice(cpu_ms, cpu_alone_ms)
+    tile_share = (checked.activation_bytes or 0) / TILE_BYTES
     return Estimate(
-        latency=_add_cpu_time(prediction, cpu_ms, tile_share, float(bus.get("cpu_factor", constants["cpu_factor"]))),
+        latency=_add_cpu_time(prediction, cpu_ms, tile_share, bus.cpu_factor or constants.cpu_factor),
         layers=layers,
         host=host,
-        host_summary=bus["summary"],
-        basis=bus["basis"],
-        measurements=bus["measurements"],
         clock=clock,
         streamed_bytes=sum(traffic.streamed_bytes),
         compiled=compiled is not None,
@@ -220,19 +206,16 @@ def _uncounted(graph: Graph, layers: Sequence[ArrayLayer]) -> tuple[str, ...]:
 def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
     """Return the predictions for all hosts of the target as plain values; empty if the compiler will reject the model.
 
-    Args:
-        graph: the model.
-        target: the Edge TPU.
-        compiled: the compiled model, if there is one.
+    With a compiled model, its streamed bytes replace the predicted ones.
     """
     predictions = {}
-    for host in target.tables["latency"]["hosts"]:
+    for host, constants in CONSTANTS.latency.hosts.items():
         try:
             prediction = estimate(graph, target, host, compiled=compiled)
         except ModelError:
             return {}
         predictions[host] = {
-            "summary": prediction.host_summary,
+            "summary": constants.summary,
             "latency_ms": prediction.latency_ms,
             "low_ms": prediction.low_ms,
             "high_ms": prediction.high_ms,
@@ -243,7 +226,7 @@ def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None
 
 def array_layers(graph: Graph, target: Target) -> list[ArrayLayer]:
     """Return the layers that run on the Edge TPU, with the memory for their parameters."""
-    return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
+    return _layers(graph, {op.index for op in check(graph, target).ops if op.placement == "tpu"}, target)
 
 
 def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
@@ -258,10 +241,10 @@ def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
 
 def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
     """Return an operator as a layer: kind, shapes and window."""
-    output_shape = _map_shape(graph.output_tensors(operator)[0])
+    output_shape = position(graph.output_tensors(operator)[0])
     inputs = graph.input_tensors(operator)
     activations = [tensor for tensor in inputs if not tensor.is_constant] or inputs
-    input_shape = _map_shape(activations[0]) if activations else output_shape
+    input_shape = position(activations[0]) if activations else output_shape
     kind = _KINDS.get(operator.name, "elt")
     window = (1, 1)
     if kind == "fc":
@@ -280,11 +263,6 @@ def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
     return ArrayLayer(kind, output_shape, input_shape, window, index=operator.index, name=operator.name)
 
 
-def _map_shape(tensor: Tensor) -> tuple[int, int, int]:
-    height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
-    return height, width, channels
-
-
 def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]]:
     """Return the bytes of each input and of each output of the Edge TPU; `on_tpu`: the indices of its operators."""
     computed_on_tpu: set[int] = set()
@@ -299,7 +277,7 @@ def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]
     sent = [graph.tensors[index] for index in read_on_tpu - computed_on_tpu - {NONE}]
     received = [graph.tensors[index] for index in read_on_host & computed_on_tpu]
     inputs = [tensor.elements for tensor in sent if not tensor.is_constant]
-    return inputs, [latency.padded_map_bytes(_map_shape(tensor)) for tensor in received]
+    return inputs, [latency.padded_map_bytes(position(tensor)) for tensor in received]
 
 
 def _bus_traffic(
@@ -313,7 +291,7 @@ def _bus_traffic(
     """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
     inputs, outputs = transfer_sizes(graph, on_tpu)
     input_bytes, output_bytes = sum(inputs), sum(outputs)
-    streamed = latency.streamed_bytes(layers, target)
+    streamed = latency.streamed_bytes(layers)
     if compiled is not None:
         streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)
     # Instructions are always predicted, because the constants were fitted with predicted ones: MobileNetV1 0.25 at 128
@@ -335,23 +313,23 @@ def _distribute_streamed_bytes(
     return tuple(layer_bytes)
 
 
-def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
+def _cpu_ms(graph: Graph, operator: Operator, bus: HostConstants) -> float:
     """Return the time of an operator on one core of the host: from its multiply-accumulates, or from its elements."""
     macs = arithmetic.macs(graph, operator)
     if macs:
-        return float(macs * bus["cpu_ns_per_mac"] / 1e6)
+        return macs * bus.cpu_ns_per_mac / 1e6
     if operator.name in _FREE_OPERATORS:
         return 0.0
     input_elements = sum(tensor.elements for tensor in graph.input_tensors(operator) if not tensor.is_constant)
     output_elements = sum(tensor.elements for tensor in graph.output_tensors(operator))
-    return float(max(input_elements, output_elements) * bus["cpu_ns_per_element"] / 1e6)
+    return max(input_elements, output_elements) * bus.cpu_ns_per_element / 1e6
 
 
 def _add_cpu_time(
     prediction: LatencyPrediction, cpu_ms: float, tile_share: float, cpu_factor: float
 ) -> LatencyPrediction:
     """Add the CPU operators. The upper limit is higher if the activations do not fit into the tiles."""
-    factor = min(max(tile_share, 1.0), LATENCY["largest_factor"])
+    factor = min(max(tile_share, 1.0), CONSTANTS.latency.largest_factor)
     return replace(
         prediction,
         total=prediction.total + cpu_ms,
@@ -367,7 +345,6 @@ class _Advisor:
 
     layers: Sequence[ArrayLayer]
     traffic: BusTraffic
-    constants: Mapping[str, Any]
     host: str
     clock: str
 
@@ -387,20 +364,20 @@ class _Advisor:
             changes.append((what, tpu_ms - self._total(self.layers, cached)))
         if cpu_ms:
             changes.append(("run the CPU operators in the application, or legalize the model", cpu_ms))
-        for position, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             excess = layer.output_shape[2] % ROW_BLOCK
             if layer.kind in WEIGHTED and excess and layer.output_shape[2] > ROW_BLOCK:
-                changes.append(self._channel_advice(position, layer, excess, tpu_ms))
+                changes.append(self._channel_advice(index, layer, excess, tpu_ms))
         worthwhile = [change for change in changes if change[1] > _MIN_SAVING * total_ms]
         return tuple(sorted(worthwhile, key=lambda change: -change[1]))
 
-    def _channel_advice(self, position: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
+    def _channel_advice(self, index: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
         height, width, channels = layer.output_shape
         narrower = replace(layer, output_shape=(height, width, channels - excess))
-        changed = [*self.layers[:position], narrower, *self.layers[position + 1 :]]
+        changed = [*self.layers[:index], narrower, *self.layers[index + 1 :]]
         free = round_up(channels, ROW_BLOCK) - channels
         what = f"{layer.name} {layer.index}: {free} more output channels are free, or {excess} fewer save time"
         return what, tpu_ms - self._total(changed, self.traffic)
 
     def _total(self, layers: Sequence[ArrayLayer], traffic: BusTraffic) -> float:
-        return latency.predict(layers, traffic, self.constants, self.host, self.clock).total
+        return latency.predict(layers, traffic, CONSTANTS.latency, self.host, self.clock).total

@@ -12,8 +12,7 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph, Tensor
 from compress.targets.base import Target
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.constants import MEMORY
+from compress.targets.edgetpu.check import TILE_BYTES, check
 from darwinn import compiled_file, package
 from darwinn.package import DarwinnPackage, Executable
 
@@ -30,7 +29,7 @@ class Inspection:
     """The contents of a compiled model.
 
     Attributes:
-        packages: the contents of its custom operators, in their order.
+        packages: the contents of the custom operators, in the order of execution.
         cpu_ops: the names of the operators that stay on the CPU.
         inputs: the model's inputs.
         outputs: the model's outputs.
@@ -87,11 +86,10 @@ class Inspection:
             *(_describe_tensor("input", tensor) for tensor in self.inputs),
             *(_describe_tensor("output", tensor) for tensor in self.outputs),
         ]
-        tile_bytes = MEMORY["narrow_bytes_per_tile"]
         lines += [
             f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
             f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
-            f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
+            f"{executable.narrow_bytes_per_tile:,} of {TILE_BYTES:,} in each tile, token {executable.token:016x}"
             for executable in self.executables
         ]
         return "\n".join(lines) + "\n"
@@ -128,7 +126,6 @@ class InspectionResult:
     """The contents of a compiled model, and a comparison with the prediction for its original.
 
     Attributes:
-        inspection: the compiled model.
         rows: the comparison; None without an original.
     """
 
@@ -152,7 +149,7 @@ def inspect(path: Path) -> Inspection:
     """Read a compiled model.
 
     Raises:
-        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+        ModelError: the file is not a .tflite file, or the vendor's compiler did not compile it.
     """
     return inspect_graph(graph.read(path), str(path))
 
@@ -161,41 +158,33 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     """Return the contents of a compiled model that is already parsed; `where` is its name in messages.
 
     Raises:
-        ModelError: not compiled, or not compiled by the vendor's compiler.
+        ModelError: the vendor's compiler did not compile the model.
     """
     custom_operators = compiled_file.custom_operators(parsed, where)
     compiled = {operator.index for operator in custom_operators}
     cpu_ops = [operator.name for operator in parsed.operators if operator.index not in compiled]
     try:
-        packages = tuple(package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
+        packages = []
+        for operator in custom_operators:
+            options = parsed.source.subgraphs[0].operators[operator.index].customOptions
+            packages.append(package.read(b"" if options is None else bytes(options)))
     except ModelError as error:
         error.where = where
         raise
     inputs = tuple(parsed.tensors[index] for index in parsed.inputs)
     outputs = tuple(parsed.tensors[index] for index in parsed.outputs)
-    return Inspection(packages, tuple(cpu_ops), inputs, outputs)
-
-
-def _custom_options(parsed: Graph, index: int) -> bytes:
-    """Return the custom options of an operator, as stored."""
-    stored = parsed.source.subgraphs[0].operators[index].customOptions
-    return b"" if stored is None else bytes(stored)
+    return Inspection(tuple(packages), tuple(cpu_ops), inputs, outputs)
 
 
 def compare_with_prediction(inspection: Inspection, original: Graph, target: Target) -> list[FigureComparison]:
     """Compare the contents of a compiled model with the predictions of `check` for the original.
-
-    Args:
-        inspection: the compiled model.
-        original: the model that it was compiled from.
-        target: the Edge TPU with the compiler's version.
 
     Raises:
         ModelError: the original is damaged.
     """
     predicted = check(original, target)
     sizes = predicted.parameters
-    cpu_ops = sum(op.placement == "cpu" for op in predicted.placement.ops)
+    cpu_ops = sum(op.placement == "cpu" for op in predicted.ops)
     tile_bytes = max(executable.narrow_bytes_per_tile for executable in inspection.executables)
     return [
         FigureComparison("cached_bytes", sizes.cached_bytes if sizes else None, inspection.cached_bytes),
@@ -209,11 +198,7 @@ def compare_with_prediction(inspection: Inspection, original: Graph, target: Tar
 def verify_same_model(inspection: Inspection, original: Graph, target: Target, where: str) -> None:
     """Verify that a compiled model can come from an original. Accept every original that the compiler would reject.
 
-    Args:
-        inspection: the compiled model.
-        original: the model that it was compiled from.
-        target: the Edge TPU with the compiler's version.
-        where: the compiled file, for messages.
+    `where` is the compiled file's name in messages.
 
     Raises:
         ModelError: inputs, outputs, CPU operators or parameter bytes differ from those of the original.

@@ -13,19 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any
 
-from compress.targets.base import OperatorShape, Target
+from compress.targets.base import OperatorShape
 from compress.targets.edgetpu import parameter_memory
-from compress.targets.edgetpu.constants import ARRAY, LATENCY
+from compress.targets.edgetpu.constants import CONSTANTS, InstructionConstants, LatencyConstants
 from compress.targets.edgetpu.parameter_memory import Parameters
 from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK, round_up
 
-TILES = ARRAY["tiles"]
+TILES = CONSTANTS.tiles
 WEIGHTED = ("conv", "tconv", "fc")
 KINDS = (*WEIGHTED, "dw", "pool", "elt")
 """Kinds of layers: convolution, transposed convolution, dense; depthwise, pooling, element-wise."""
-CLOCKS: dict[str, float] = LATENCY["clocks"]
+CLOCKS = CONSTANTS.latency.clocks
 """Duration of a cycle by clock, relative to the maximum clock (USB: libedgetpu1-std has half of it)."""
 
 
@@ -63,13 +62,13 @@ class ArrayLayer(OperatorShape):
         tile_bytes = tile[0] * tile[1] * round_up(self.input_shape[2], INPUT_BLOCK)
         height, width, channels = self.output_shape
         tile_bytes += -(-height // TILES) * -(-width // TILES) * round_up(channels, INPUT_BLOCK)
-        for row in LATENCY["weight_passes"]:
-            if tile_bytes <= row["up_to_kib"] * 1024:
-                return int(row["times"])
-        return int(LATENCY["most_weight_passes"])
+        for passes in CONSTANTS.latency.weight_passes:
+            if tile_bytes <= passes.up_to_kib * 1024:
+                return passes.times
+        return CONSTANTS.latency.most_weight_passes
 
 
-def layer_parameters(layer: ArrayLayer, target: Target) -> Parameters:
+def layer_parameters(layer: ArrayLayer) -> Parameters:
     """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
     height, width, channels = layer.output_shape
@@ -83,7 +82,7 @@ def layer_parameters(layer: ArrayLayer, target: Target) -> Parameters:
     parameters = parameter_memory.convolution(
         channels, per_output, overhead, height * width, one_position_in=one_position_in
     )
-    return parameter_memory.mark_uncacheable(parameters, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output)
 
 
 def instruction_bytes(layers: Sequence[ArrayLayer]) -> int:
@@ -91,15 +90,16 @@ def instruction_bytes(layers: Sequence[ArrayLayer]) -> int:
 
     For half of the compiled models the error is below 20%.
     """
-    constants = LATENCY["instructions"]
-    return int(constants["base"] + sum(_layer_instruction_bytes(layer, constants) for layer in layers))
+    constants = CONSTANTS.latency.instructions
+    return constants.base + sum(_layer_instruction_bytes(layer, constants) for layer in layers)
 
 
-def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) -> int:
+def _layer_instruction_bytes(layer: ArrayLayer, constants: InstructionConstants) -> int:
     height, width = layer.output_shape[:2]
     ragged = sum(size % TILES > 0 for size in (height, width)) if height * width > 1 else 0
-    kind = {"conv": "convolution", "tconv": "convolution", "fc": "dense", "dw": "depthwise"}.get(layer.kind, "other")
-    return int(constants[kind] + constants["ragged_sides"][ragged])
+    convolution = constants.convolution
+    sizes = {"conv": convolution, "tconv": convolution, "fc": constants.dense, "dw": constants.depthwise}
+    return sizes.get(layer.kind, constants.other) + constants.ragged_sides[ragged]
 
 
 def padded_map_bytes(shape: tuple[int, int, int]) -> int:
@@ -107,9 +107,9 @@ def padded_map_bytes(shape: tuple[int, int, int]) -> int:
     return shape[0] * shape[1] * round_up(shape[2], INPUT_BLOCK)
 
 
-def streamed_bytes(layers: Sequence[ArrayLayer], target: Target) -> tuple[int, ...]:
+def streamed_bytes(layers: Sequence[ArrayLayer]) -> tuple[int, ...]:
     """Return the parameter bytes of each layer that are sent at every inference; 0 if they are cached."""
-    allocation = parameter_memory.allocate_cache([layer.parameters for layer in layers], target)
+    allocation = parameter_memory.allocate_cache([layer.parameters for layer in layers])
     pairs = zip(layers, allocation.streamed, strict=True)
     return tuple(layer.parameters.size_bytes if streamed else 0 for layer, streamed in pairs)
 
@@ -119,10 +119,10 @@ class BusTraffic:
     """The bytes on the bus at every inference.
 
     Attributes:
-        input_bytes: from the host.
-        output_bytes: to the host.
-        instruction_bytes: of the executables.
-        streamed_bytes: of the parameters of each layer, counted once; 0 if they are cached.
+        input_bytes: bytes of inputs from the host.
+        output_bytes: bytes of outputs to the host.
+        instruction_bytes: bytes of the executables' instructions.
+        streamed_bytes: bytes of the parameters of each layer, counted once; 0 for cached parameters.
         invocations: how often the Edge TPU is started.
     """
 
@@ -143,7 +143,7 @@ class LatencyPrediction:
         high: see `low`.
         parts: `fixed_ms` (start of the inference and of each layer, and instructions), `input_ms`, `compute_ms`,
             `stream_ms`, `output_ms`, `cpu_ms`.
-        layers: for each layer, its computation and streaming.
+        layers: for each layer, the time of its computation and streaming.
     """
 
     total: float
@@ -153,28 +153,28 @@ class LatencyPrediction:
     layers: tuple[float, ...]
 
 
-def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "max") -> float:
+def compute_ms(layer: ArrayLayer, constants: LatencyConstants, clock: str = "max") -> float:
     """Return the time of the array for one layer, without what a host adds (`compute_factor`)."""
-    ns_per_cycle = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
-    return float(layer.megacycles * ns_per_cycle * CLOCKS[clock])
+    ns_per_cycle = constants.conv_ns if layer.kind in WEIGHTED else constants.window_ns
+    return layer.megacycles * ns_per_cycle * CLOCKS[clock]
 
 
 def predict(
-    layers: Sequence[ArrayLayer], traffic: BusTraffic, constants: Mapping[str, Any], host: str, clock: str = "max"
+    layers: Sequence[ArrayLayer], traffic: BusTraffic, constants: LatencyConstants, host: str, clock: str = "max"
 ) -> LatencyPrediction:
     """Predict the latency of one inference.
 
     Args:
         layers: the layers on the Edge TPU.
         traffic: the bytes on the bus.
-        constants: the target's table `latency`.
-        host: a key of `constants["hosts"]`.
+        constants: the shipped constants, or fitted ones.
+        host: a key of `constants.hosts`.
         clock: a key of CLOCKS.
     """
-    bus = constants["hosts"][host]
-    ms_per_byte = bus["transfer_ms_per_mb"] / 1e6
-    computing = [bus["compute_factor"] * compute_ms(layer, constants, clock) for layer in layers]
-    layer_ms = bus["compute_factor"] * constants["layer_us"] / 1000 * CLOCKS[clock]
+    bus = constants.hosts[host]
+    ms_per_byte = bus.transfer_ms_per_mb / 1e6
+    computing = [bus.compute_factor * compute_ms(layer, constants, clock) for layer in layers]
+    layer_ms = bus.compute_factor * constants.layer_us / 1000 * CLOCKS[clock]
     sizes = zip(layers, traffic.streamed_bytes, strict=True)
     streaming = [ms_per_byte * size_bytes * layer.passes for layer, size_bytes in sizes]
     pairs = zip(streaming, computing, strict=True)
@@ -182,9 +182,9 @@ def predict(
     starting_ms = layer_ms * len(layers)
     instructions_ms = ms_per_byte * traffic.instruction_bytes
     input_ms = ms_per_byte * traffic.input_bytes
-    if bus["overlap"]:
+    if bus.overlap:
         # The longer of the two counts, with a smooth transition (p-norm).
-        power = bus["overlap"]
+        power = bus.overlap
         before_ms, layers_ms = instructions_ms + input_ms, sum(computing) + sum(streaming) + starting_ms
         overlapped_ms = (before_ms**power + layers_ms**power) ** (1 / power)
         factor = overlapped_ms / (before_ms + layers_ms) if before_ms + layers_ms else 1.0
@@ -192,14 +192,14 @@ def predict(
         streaming = [streaming_ms * factor for streaming_ms in streaming]
         computing = [computing_ms * factor for computing_ms in computing]
     parts = {
-        "fixed_ms": bus["fixed_ms"] * traffic.invocations + instructions_ms + starting_ms,
+        "fixed_ms": bus.fixed_ms * traffic.invocations + instructions_ms + starting_ms,
         "input_ms": input_ms,
         "compute_ms": sum(computing),
         "stream_ms": sum(streaming),
-        "output_ms": bus["output_ms_per_mb"] / 1e6 * traffic.output_bytes,
+        "output_ms": bus.output_ms_per_mb / 1e6 * traffic.output_bytes,
         "cpu_ms": 0.0,
     }
-    spread = exp(bus["spread"])
+    spread = exp(bus.spread)
     total = sum(parts.values())
     of_layers = tuple(map(sum, zip(computing, streaming, strict=True)))
     return LatencyPrediction(total, total / spread, total * spread, parts, of_layers)

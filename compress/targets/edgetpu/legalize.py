@@ -46,10 +46,10 @@ class RewriteOutcome:
     """A rewrite that was tried.
 
     Attributes:
-        rewrite: its name.
+        rewrite: the rewrite's name.
         op: the operator that it was tried on; "" for a rewrite of the whole graph.
         output: the name of that operator's output tensor.
-        kept: whether it is in the result.
+        kept: whether the rewrite is in the result.
         steps: the largest difference of an output, in quantization steps; None if the operators could not be compared.
         tolerance: the allowed difference.
         reason: the reason why it was rejected, or the reference of the comparison; otherwise "".
@@ -128,16 +128,13 @@ class Legalized:
         }
 
 
+@rules.refusing_damaged(MemoryError)
 def legalize(
     graph: Graph, target: Target, inputs: Sequence[comparison.Feed] = (), *, io: str | None = None
 ) -> Legalized:
     """Rewrite a model for the Edge TPU compiler.
 
-    Args:
-        graph: the model, quantized to full integer; its inputs and outputs may be float.
-        target: the target with its rules.
-        inputs: real inputs on which rewrites are verified, as real numbers or quantized; random ones if it is empty.
-        io: "INT8" or "UINT8", the type of inputs and outputs; None for the internal type.
+    See `Target.legalize`. Rewrites are verified on random inputs if `inputs` is empty.
 
     Raises:
         ModelError: the TFLite runtime cannot run the model, or an operator is invalid.
@@ -145,13 +142,6 @@ def legalize(
     largest = max((graph.tensors[index].elements for index in graph.inputs), default=0)
     if largest > MAX_INPUT_ELEMENTS:
         raise ModelError(f"has an input of {largest:,} elements", allowed=f"at most {MAX_INPUT_ELEMENTS:,}")
-    try:
-        return _legalize(graph, target, inputs, io)
-    except (MemoryError, IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
-
-
-def _legalize(graph: Graph, target: Target, inputs: Sequence[comparison.Feed], io: str | None) -> Legalized:
     work = _Legalizer(graph, target, _inputs(graph, inputs))
     work.rewrite_graph("fixed_shapes", interface.fixed_shapes(work.graph))
     work.rewrite_graph("folded_constants", interface.folded_constants(work.graph))
@@ -224,12 +214,12 @@ class _Legalizer:
             if operator.custom or operator.outputs not in runnable:
                 continue
             violation = rules.first_violation(operator, self.graph, self.target)
-            eight_bit = rules.eight_bit_tensors(operator, self.graph, self.target) is None
+            eight_bit = rules.eight_bit_tensors(operator, self.graph) is None
             for entry in REWRITES:
                 if entry.if_refused != refused:
                     continue
                 if refused:
-                    applies = parser_rejection(operator, self.target) is not None
+                    applies = parser_rejection(operator) is not None
                 elif not entry.operators:
                     applies = violation is not None and violation[0] is rules.operator_version
                 else:
@@ -244,29 +234,27 @@ class _Legalizer:
         refused: tuple[float | None, str] | None = None
         for edit in _edits(entry.rewrite, operator, self.graph):
             changed = edit.graph()
-            parser_rejection = self._refusal(edit, changed, entry)
-            difference = None if parser_rejection else self._moved(entry, edit, changed)
+            refusal = self._refusal(edit, changed, entry)
+            difference = None if refusal else self._moved(entry, edit, changed)
             if difference is not None and difference.largest <= entry.tolerance:
                 allowed.append((difference, changed, self._note(edit)))
                 if difference.mean <= MAX_MEAN_STEPS:
                     break
             else:
                 comparable = difference is not None and np.isfinite(difference.largest)
-                refused = (
-                    difference.largest if difference is not None and comparable else None,
-                    parser_rejection or _tolerance_message(difference, entry),
-                )
+                steps = difference.largest if difference is not None and comparable else None
+                refused = (steps, refusal or _tolerance_message(difference, entry))
         output = self.graph.output_tensors(operator)[0].name
         if allowed:
-            difference, self.graph, note = min(allowed, key=lambda candidate: candidate[0].mean)
-            self.changes.append(
-                RewriteOutcome(entry.name, operator.name, output, True, difference.largest, entry.tolerance, note)
-            )
+            difference, self.graph, reason = min(allowed, key=lambda candidate: candidate[0].mean)
+            steps = difference.largest
         elif refused:
             steps, reason = refused
-            self.changes.append(
-                RewriteOutcome(entry.name, operator.name, output, False, steps, entry.tolerance, reason)
-            )
+        else:
+            return
+        self.changes.append(
+            RewriteOutcome(entry.name, operator.name, output, bool(allowed), steps, entry.tolerance, reason)
+        )
 
     def _refusal(self, edit: Edit, changed: Graph, entry: RewriteEntry) -> str | None:
         """Return why an edit maps no more operators, or None."""
@@ -320,7 +308,7 @@ class _Legalizer:
 
 def _cpu_operator_counts(graph: Graph, target: Target) -> tuple[int, int]:
     """Return the number of operators that the compiler's parser rejects, and of those that stay on the CPU."""
-    refused = sum(parser_rejection(operator, target) is not None for operator in graph.operators)
+    refused = sum(parser_rejection(operator) is not None for operator in graph.operators)
     return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 

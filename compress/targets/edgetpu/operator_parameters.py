@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
-from compress.targets.edgetpu.constants import PARAMETERS
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import Parameters
 from darwinn.blocks import (
     FLATTENED_MAP_BYTES,
@@ -26,6 +24,7 @@ from darwinn.blocks import (
     padded_rows,
     position,
     round_up,
+    touching_taps,
 )
 
 Count = Callable[[Operator, Graph, Target], Parameters]
@@ -44,18 +43,8 @@ MAX_KERNEL = 8192
 
 
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Return the memory for an operator's parameters on the Edge TPU.
-
-    Args:
-        operator: an operator of the graph.
-        graph: the model.
-        target: the target, with its memory limits and the compiler's version.
-    """
+    """Return the memory for an operator's parameters on the Edge TPU."""
     return COUNTS.get(operator.name, _unconfirmed)(operator, graph, target)
-
-
-def _compiler(target: Target) -> str:
-    return str(target.tables["compiler"]["version"])
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
@@ -69,7 +58,7 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
     bias_position = rules.BIAS_POSITIONS[operator.name]
     if len(operator.inputs) > bias_position and operator.inputs[bias_position] != NONE:
         bias = graph.tensors[operator.inputs[bias_position]]
-        can_drop = weights.dtype == "INT8" and (_compiler(target) == "16.0" or not per_channel)
+        can_drop = weights.dtype == "INT8" and (target.compiler.version == "16.0" or not per_channel)
         size_bytes += 0 if can_drop and bias.is_zero else 4
     if weights.quantization is not None and per_channel:
         size_bytes += 4 if weights.quantization.one_scale else 8
@@ -78,37 +67,12 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
 
 def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
     """Return the number of taps that read an input value at any position; on tiny maps others read only padding."""
-    inputs, outputs = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
-    same = operator.option("padding", 0) == 0
     if max(kernel) > MAX_KERNEL:
         raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
-    touched = 1
-    for axis, (letter, size) in enumerate(zip("HW", kernel, strict=True)):
-        length, positions = position(inputs)[axis], position(outputs)[axis]
-        stride = operator.option(f"stride{letter}", 1)
-        dilation = operator.option(f"dilation{letter}Factor", 1)
-        if stride < 1:
-            raise ValueError(f"a stride of {stride}")
-        before = max((positions - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
-        touched *= _touching(size, dilation, before, stride, positions, length)
-    return touched
-
-
-def _touching(taps: int, dilation: int, before: int, stride: int, positions: int, length: int) -> int:
-    """Return the number of taps along one axis that read an input value at any position.
-
-    Args:
-        taps: the size of the kernel.
-        dilation: the distance between taps.
-        before: the padding before the input.
-        stride: the distance between positions.
-        positions: the number of output positions.
-        length: the size of the input.
-    """
-    starts = np.arange(taps, dtype=np.int64) * dilation - before
-    first = np.maximum(0, -(starts // stride))
-    last = np.minimum(positions - 1, (length - 1 - starts) // stride)
-    return int((first <= last).sum())
+    stride = min(operator.option("strideH", 1), operator.option("strideW", 1))
+    if stride < 1:
+        raise ValueError(f"a stride of {stride}")
+    return prod(len(taps) for taps in touching_taps(operator, graph, kernel))
 
 
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -140,7 +104,7 @@ def _with_weights(operator: Operator, graph: Graph, target: Target, outputs: int
         output_height * output_width,
         one_position_in=height * width == 1,
     )
-    return parameter_memory.mark_uncacheable(parameters, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output)
 
 
 def _lstm(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -174,7 +138,7 @@ def _nothing(operator: Operator, graph: Graph, target: Target) -> Parameters:
 def _unconfirmed(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Count the constants of an operator that no known compiled model has: the compiler may add more."""
     constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
-    size = sum(tensor.elements for tensor in constants if tensor.dtype in target.tables["dtypes"])
+    size = sum(tensor.elements for tensor in constants if tensor.dtype in CONSTANTS.dtypes)
     return Parameters(size, size, is_confirmed=False)
 
 
@@ -199,7 +163,7 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
     parameters = parameter_memory.convolution(
         weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=True
     )
-    return parameter_memory.mark_uncacheable(parameters, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output)
 
 
 def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -235,9 +199,10 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """
     output = graph.output_tensors(operator)[0]
     elements = output.shape[-1] if output.shape else 1
-    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
-    runtime = target.tables["compiler"]["runtimes"]["16.0"]
-    is_old = _compiler(target) == "16.0" and runtime < RUNTIME_WITHOUT_ONE
+    version = target.compiler.version
+    bytes_per_element = CONSTANTS.parameters.softmax_bytes.get(version, 0)
+    size = bytes_per_element * round_up(elements, 4) if elements % 4 else 0
+    is_old = version == "16.0" and target.compiler.runtimes["16.0"] < RUNTIME_WITHOUT_ONE
     size += 64 if size and output.dtype == "UINT8" and is_old else 0
     return Parameters(size, size)
 
@@ -252,7 +217,7 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if channels % INPUT_BLOCK == 0 or height * width == 1:
         return parameter_memory.NONE
     if width > 1 and position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
-        in_parts = PARAMETERS["joined_values_at_once"] < width * channels <= MAX_VALUES
+        in_parts = CONSTANTS.parameters.joined_values_at_once < width * channels <= MAX_VALUES
         return _packed_in_parts(width, channels) if in_parts else _packed(width, channels)
     is_flatten = output.shape[-1:] == (output.elements,)
     consumers = graph.consumers.get(output.index, ())
@@ -277,7 +242,7 @@ def _packed_in_parts(blocks: int, channels: int) -> Parameters:
 
     Source: observed in compiled detectors.
     """
-    values, part = blocks * channels, PARAMETERS["joined_values_of_a_part"]
+    values, part = blocks * channels, CONSTANTS.parameters.joined_values_of_a_part
     size = 0
     for first in range(0, values, part):
         last = min(first + part, values) - 1
@@ -335,7 +300,7 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
         position(graph.tensors[operator.inputs[0]])[2],
         position(graph.output_tensors(operator)[0])[2],
     )
-    bias_bytes = 0 if _compiler(target) == "16.0" else 4
+    bias_bytes = 0 if target.compiler.version == "16.0" else 4
     size = round_up(padded_rows(output_channels) * (round_up(input_channels, INPUT_BLOCK) + bias_bytes), 64)
     return Parameters(size, size)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 
-from compress.targets.base import Target
 from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.rewrites import REWRITES
 
 
-def page(target: Target) -> str:
+def page() -> str:
     """Return the page."""
     lines = [
         "# Operators on the Edge TPU",
@@ -26,11 +25,11 @@ def page(target: Target) -> str:
     for rule, status in rules.RULES.items():
         requirement, advice = rules.documentation(rule)
         lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
-    lines += _operators_section(target)
-    return "\n".join([*lines, *_parser_section(target), *_rewrites_section()]) + "\n"
+    lines += _operators_section()
+    return "\n".join([*lines, *_parser_section(), *_rewrites_section()]) + "\n"
 
 
-def _operators_section(target: Target) -> list[str]:
+def _operators_section() -> list[str]:
     return [
         *("## Operators", ""),
         "The last column is the largest input or output of such an operator that is known to be mapped, from 134",
@@ -39,23 +38,20 @@ def _operators_section(target: Target) -> list[str]:
         "a pooling window, a resize or an LSTM is larger than any known one.",
         *("", "| operator | newest version | first runtime | largest known |", "|---|---|---|---|"),
         *(
-            f"| {name} | {row['max_version']} | {row['runtime']} | {_largest(row)} |"
-            for name, row in target.tables["operators"].items()
+            f"| {name} | {known.max_version} | {known.runtime} | "
+            f"{'no compiled model is known' if known.largest_mapped is None else format(known.largest_mapped, ',')} |"
+            for name, known in CONSTANTS.operators.items()
         ),
     ]
 
 
-def _largest(row: Mapping[str, int]) -> str:
-    return f"{row['largest_mapped']:,}" if "largest_mapped" in row else "no compiled model is known"
-
-
-def _parser_section(target: Target) -> list[str]:
+def _parser_section() -> list[str]:
     return [
         *("", "## Supported by the parser", ""),
         "The newest version of each operator that the compiler's TFLite parser supports. The compiler rejects the",
         "whole model if one operator has a newer version, is not in this table, or is an unknown custom operator.",
         *("", "| version | operators |", "|---|---|"),
-        *(f"| {version} | {', '.join(names)} |" for version, names in target.tables["parser"].items()),
+        *(f"| {version} | {', '.join(names)} |" for version, names in CONSTANTS.parser.items()),
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compress.targets.base import Target
+from compress.targets.edgetpu.constants import CONSTANTS
 from darwinn.blocks import FEW_ROWS, ROW_BLOCK, padded_rows, round_up
 
 
@@ -67,12 +67,10 @@ def constant_vector(channels: int) -> Parameters:
     return Parameters(size, size, always_streamed=True)
 
 
-def mark_uncacheable(parameters: Parameters, per_output: int, target: Target) -> Parameters:
+def mark_uncacheable(parameters: Parameters, per_output: int) -> Parameters:
     """Mark an operator that is too large for the cache even if it is empty."""
-    limits = target.tables["memory"]
-    large = (
-        per_output >= limits["streamed_weights_per_output"] or parameters.size_bytes > limits["largest_cached_bytes"]
-    )
+    limits = CONSTANTS.memory
+    large = per_output >= limits.streamed_weights_per_output or parameters.size_bytes > limits.largest_cached_bytes
     return replace(parameters, always_streamed=True) if large else parameters
 
 
@@ -95,7 +93,7 @@ class CacheAllocation:
     report_off_chip_bytes: int
 
 
-def allocate_cache(parameters: Sequence[Parameters], target: Target) -> CacheAllocation:
+def allocate_cache(parameters: Sequence[Parameters]) -> CacheAllocation:
     """Predict for each operator whether its parameters are cached.
 
     All parameters are cached if they fit. If they exceed the cache but not the whole memory, the largest operator is
@@ -105,18 +103,16 @@ def allocate_cache(parameters: Sequence[Parameters], target: Target) -> CacheAll
     Source: the compiler's reports for 177 stacks of layers. For real networks the compiler caches up to 1 MiB less; the
     reason is unknown.
     """
-    limits = target.tables["memory"]
+    limits = CONSTANTS.memory
     candidates = [i for i, item in enumerate(parameters) if not item.always_streamed]
     total_bytes = sum(parameters[i].allocated_bytes for i in candidates)
-    has_oversized = any(
-        item.always_streamed and item.size_bytes > limits["largest_cached_bytes"] for item in parameters
-    )
-    limit = limits["cache_bytes_beside_streaming" if has_oversized else "cache_bytes"]
-    if limit < total_bytes <= limits["memory_bytes"]:
+    has_oversized = any(item.always_streamed and item.size_bytes > limits.largest_cached_bytes for item in parameters)
+    limit = limits.cache_bytes_beside_streaming if has_oversized else limits.cache_bytes
+    if limit < total_bytes <= limits.memory_bytes:
         candidates.remove(max(candidates, key=lambda i: parameters[i].allocated_bytes))
         return _allocation(parameters, set(candidates))
     cached: set[int] = set()
-    remaining = limits["cache_bytes"]
+    remaining = limits.cache_bytes
     for index in sorted(candidates, key=lambda i: (*parameters[i].order, -parameters[i].allocated_bytes, i)):
         if parameters[index].allocated_bytes <= remaining:
             cached.add(index)

@@ -14,6 +14,7 @@ from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.constants import CONSTANTS
 
 MAPPED = "Mapped to Edge TPU"
 COMPILED_OPERATOR = "edgetpu-custom-op"
@@ -89,11 +90,8 @@ class Placement:
 def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
     """Predict the placement of every operator of a graph.
 
-    Args:
-        graph: the model.
-        target: the target, with the limits of the rules and the compiler's version.
-        all_subgraphs: whether the compiler makes several partitions (`-a`). If so, operators after a CPU operator are
-            mapped too.
+    With `all_subgraphs` (the compiler's `-a`), the compiler makes several partitions, and operators after a CPU
+    operator are mapped too.
     """
     placed: list[PlacedOperator] = []
     after_tpu: set[int] = set()  # tensors that depend on an Edge TPU operator
@@ -108,19 +106,19 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
         if not on_tpu and (ends_partition or follows_tpu):
             after_exit.update(operator.outputs)
         placed.append(_placed(operator, graph, "tpu" if on_tpu else "cpu", fields))
-    return Placement(tuple(placed), _failure(graph, placed, target))
+    return Placement(tuple(placed), _failure(graph, placed))
 
 
 def _status(operator: Operator, graph: Graph, target: Target, after_cpu: bool) -> tuple[bool, dict[str, str]]:
     """Return whether an operator is mapped, and the fields status, reason and advice."""
     violation = rules.first_violation(operator, graph, target)
     if violation:
-        return False, rules.describe(*violation, operator, target)
+        return False, rules.describe(*violation, operator)
     if after_cpu:
         reason = "comes after an operator that stays on the CPU"
         return False, {"status": AFTER_CPU_OPERATOR, "reason": reason, "advice": ""}
     reason, advice = rules.warning(operator, graph) or ("", "")
-    risk = rules.size_risk(operator, graph, target)
+    risk = rules.size_risk(operator, graph)
     if risk:
         reason, advice = f"the compiler may leave it on the CPU: {risk}.", _SMALLER
     return True, {"status": MAPPED, "reason": reason, "advice": advice, "risk": risk}
@@ -132,9 +130,9 @@ def _placed(operator: Operator, graph: Graph, placement: str, fields: dict[str, 
     return PlacedOperator(operator.index, operator.name, operator.version, output, placement, macs=macs, **fields)
 
 
-def parser_rejection(operator: Operator, target: Target) -> str | None:
+def parser_rejection(operator: Operator) -> str | None:
     """Return why the compiler's TFLite parser rejects a model that contains an operator, or None."""
-    parser = target.tables["parser"]
+    parser = CONSTANTS.parser
     if operator.name == COMPILED_OPERATOR:
         return "it is already compiled"
     if operator.custom:
@@ -150,21 +148,21 @@ def parser_rejection(operator: Operator, target: Target) -> str | None:
     return f"{name} is newer than its TFLite parser{supported}"
 
 
-def newer_than_boards(graph: Graph, target: Target) -> list[str]:
+def newer_than_boards(graph: Graph) -> list[str]:
     """Return the operators, with versions, that the TFLite runtime of old boards (TensorFlow 2.5) cannot load."""
-    newest = {name: row["max_version"] for name, row in target.tables["operators"].items()}
+    newest = {name: known.max_version for name, known in CONSTANTS.operators.items()}
     too_new = (
         f"{operator.name} {operator.version}"
         for operator in graph.operators
-        if operator.version > newest.get(operator.name, operator.version) or parser_rejection(operator, target)
+        if operator.version > newest.get(operator.name, operator.version) or parser_rejection(operator)
     )
     return sorted(set(too_new))
 
 
-def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
+def _failure(graph: Graph, placed: list[PlacedOperator]) -> str | None:
     """Return why the compiler will reject the whole model, or None."""
     for operator in graph.operators:
-        rejection = parser_rejection(operator, target)
+        rejection = parser_rejection(operator)
         if rejection:
             return rejection
     for index in graph.inputs:

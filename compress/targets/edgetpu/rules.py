@@ -7,15 +7,17 @@ both. A rule returns a description of the violation, or None.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
-from typing import Any
 
 from compress.core.errors import ModelError
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
+from compress.targets.edgetpu.constants import CONSTANTS
 
-Rule = Callable[[Operator, Graph, Target], str | None]
+Rule = Callable[..., str | None]
+"""A function of an operator and its graph; `compiler_version` takes the target instead of the graph."""
 BIAS_POSITIONS = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}
 """The position of the bias among an operator's inputs."""
 PARAMETER_POSITIONS: Mapping[str, tuple[int, ...]] = {
@@ -40,43 +42,42 @@ PARAMETER_POSITIONS: Mapping[str, tuple[int, ...]] = {
 REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN")
 
 
-def supported_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
+def supported_operator(operator: Operator, graph: Graph) -> str | None:
     """The Edge TPU must support the operator.
 
     Replace the layer by a supported one, or move it to the end of the model.
     """
     del graph
-    if operator.name in target.tables["operators"] and not operator.custom:
+    if operator.name in CONSTANTS.operators and not operator.custom:
         return None
     return f"{operator.name} is not supported"
 
 
-def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+def compiler_version(operator: Operator, target: Target) -> str | None:
     """The compiler's version must support the operator.
 
     Use compiler 16.0, and runtime 14 on the device.
     """
-    del graph
-    compiler = target.tables["compiler"]
-    required = target.tables["operators"].get(operator.name, {}).get("runtime", 0)
-    if required <= compiler["runtimes"][compiler["version"]]:
+    compiler = target.compiler
+    known = CONSTANTS.operators.get(operator.name)
+    if known is None or known.runtime <= compiler.runtimes[compiler.version]:
         return None
-    return f"{operator.name} needs runtime {required}, newer than compiler {compiler['version']} writes for"
+    return f"{operator.name} needs runtime {known.runtime}, newer than compiler {compiler.version} writes for"
 
 
-def operator_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+def operator_version(operator: Operator, graph: Graph) -> str | None:
     """The compiler of 2021 must support the operator's version.
 
     Quantize the model with Coralline, which writes the oldest possible versions.
     """
     del graph
-    newest = target.tables["operators"].get(operator.name, {}).get("max_version", operator.version)
-    if operator.version <= newest:
+    known = CONSTANTS.operators.get(operator.name)
+    if known is None or operator.version <= known.max_version:
         return None
-    return f"version {operator.version}; the newest supported version is {newest}"
+    return f"version {operator.version}; the newest supported version is {known.max_version}"
 
 
-def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str | None:
+def eight_bit_tensors(operator: Operator, graph: Graph) -> str | None:
     """All activations and weights must be 8-bit quantized (int8 or uint8).
 
     Quantize the whole model to full integer, including inputs and outputs.
@@ -90,30 +91,29 @@ def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str |
         lstm_state = tensor.is_variable or (is_lstm and tensor.is_constant)
         if tensor.index in bias or structural or lstm_state:
             continue
-        if tensor.dtype not in target.tables["dtypes"]:
+        if tensor.dtype not in CONSTANTS.dtypes:
             return f"{tensor.name} is {tensor.dtype}"
     return None
 
 
-def static_shapes(operator: Operator, graph: Graph, target: Target) -> str | None:
+def static_shapes(operator: Operator, graph: Graph) -> str | None:
     """All shapes must be known when the model is compiled.
 
     Fix every dimension before you convert the model.
     """
-    del target
     for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         if tensor.dynamic:
             return f"{tensor.name} has a dynamic shape"
     return None
 
 
-def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | None:
+def three_dimensions(operator: Operator, graph: Graph) -> str | None:
     """Only the 3 innermost dimensions may be larger than 1.
 
     Use batch 1 and no 5-dimensional tensors. `python -m compress legalize` replaces those that only move values
     (channel shuffles, upsampling, detection heads).
     """
-    limit = target.tables["max_active_rank"]
+    limit = CONSTANTS.max_active_rank
     for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         outer = tensor.shape[: max(len(tensor.shape) - limit, 0)]
         if not tensor.is_constant and any(size > 1 for size in outer):
@@ -121,12 +121,11 @@ def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | 
     return None
 
 
-def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str | None:
+def constant_parameters(operator: Operator, graph: Graph) -> str | None:
     """Weights, biases, axes and paddings must be constants.
 
     Make the second operand a weight of the layer, not the output of another layer.
     """
-    del target
     for position in PARAMETER_POSITIONS.get(operator.name, ()):
         if position < len(operator.inputs) and operator.inputs[position] != NONE:
             tensor = graph.tensors[operator.inputs[position]]
@@ -135,23 +134,22 @@ def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str
     return None
 
 
-def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def no_fused_activation(operator: Operator, graph: Graph) -> str | None:
     """Pooling and concatenation must not have a fused activation.
 
     Put the activation before the layer.
     """
-    del graph, target
+    del graph
     fused = operator.option("fusedActivationFunction", 0)
     applies = operator.name in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")
     return "has a fused activation" if applies and fused else None
 
 
-def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def equal_dilation(operator: Operator, graph: Graph) -> str | None:
     """A convolution must have the same dilation in x and y, unless its kernel has one tap along one of them.
 
     Set dilation_rate to one value.
     """
-    del target
     width = operator.option("dilationWFactor", 1)
     height = operator.option("dilationHFactor", 1)
     if width == height or 1 in graph.tensors[operator.inputs[1]].shape[1:3]:  # a temporal network: [files]
@@ -159,13 +157,12 @@ def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | No
     return f"dilation {height} by {width}"
 
 
-def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str | None:
+def dense_layer_format(operator: Operator, graph: Graph) -> str | None:
     """A dense layer must have the default weight format, and a vector as its output.
 
     Run `python -m compress legalize`, which replaces a dense layer on several rows by a 1x1 convolution. Convert
     without the converter's CPU optimizations.
     """
-    del target
     if operator.name != "FULLY_CONNECTED":
         return None
     if operator.option("weightsFormat", 0) != 0:
@@ -174,12 +171,11 @@ def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str 
     return None if sum(size > 1 for size in shape) <= 1 else f"has the output shape {list(shape)}"
 
 
-def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> str | None:
+def bilinear_resize_input(operator: Operator, graph: Graph) -> str | None:
     """A bilinear resize must have an input larger than 1x1.
 
     Use a nearest-neighbor resize for a 1x1 map: the result is the same.
     """
-    del target
     if operator.name != "RESIZE_BILINEAR":
         return None
     input_size = graph.tensors[operator.inputs[0]].shape[1:3]
@@ -187,7 +183,7 @@ def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> s
     return "resizes a 1x1 map" if input_size == (1, 1) and output_size != (1, 1) else None
 
 
-def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def softmax_size(operator: Operator, graph: Graph) -> str | None:
     """Softmax must be over a vector of limited length.
 
     Compute the softmax in the application, or make the output smaller.
@@ -195,16 +191,15 @@ def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None
     if operator.name != "SOFTMAX":
         return None
     shape = graph.output_tensors(operator)[0].shape
-    limit = target.tables["limits"]["softmax_elements"]
+    limit = CONSTANTS.limits.softmax_elements
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
 
-def batch_axis_unchanged(operator: Operator, graph: Graph, target: Target) -> str | None:
+def batch_axis_unchanged(operator: Operator, graph: Graph) -> str | None:
     """Reductions, padding, split and pack must not change the batch dimension.
 
     Use height, width or channels as the axis.
     """
-    del target
     if operator.name in REDUCTIONS:
         return _reduced_batch(operator, graph)
     if operator.name == "PAD":
@@ -226,17 +221,16 @@ def _reduced_batch(operator: Operator, graph: Graph) -> str | None:
     axes = graph.tensors[operator.inputs[1]]
     rank = len(graph.tensors[operator.inputs[0]].shape)
     if axes.elements > rank > 1:
-        raise ValueError(f"{axes.elements} axes of {rank}")
+        raise ValueError(f"a reduction over {axes.elements} axes of a tensor with {rank} dimensions")
     over_batch = rank > 1 and axes.is_constant and (axes.array() % rank == 0).any()
     return "reduces over the batch" if over_batch else None
 
 
-def mean_over_channels(operator: Operator, graph: Graph, target: Target) -> str | None:
+def mean_over_channels(operator: Operator, graph: Graph) -> str | None:
     """The number of channels must be a multiple of 4 for a mean over channels.
 
     Run `python -m compress legalize`, which replaces it by a 1x1 convolution, or give the layer before it more filters.
     """
-    del target
     if operator.name != "MEAN":
         return None
     shape = graph.tensors[operator.inputs[0]].shape
@@ -251,7 +245,7 @@ def reduced_axes(operator: Operator, graph: Graph) -> set[int]:
     return {int(axis) % rank for axis in axes.array().flatten()} if axes.is_constant else set()
 
 
-def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | None:
+def mean_positions(operator: Operator, graph: Graph) -> str | None:
     """A mean over height and width must be over a limited number of positions.
 
     Use strides or pooling before it; or split the map, and take the mean of the means of its parts.
@@ -259,28 +253,26 @@ def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | No
     if operator.name != "MEAN":
         return None
     positions = _window_positions(operator, graph)
-    limit = target.tables["limits"]["reduced_positions_refused"]
+    limit = CONSTANTS.limits.reduced_positions_refused
     return f"is over {positions:,} positions; {limit:,} are not mapped (edgetpu#461)" if positions >= limit else None
 
 
-def prelu_slopes(operator: Operator, graph: Graph, target: Target) -> str | None:
+def prelu_slopes(operator: Operator, graph: Graph) -> str | None:
     """PRELU must have one slope for each channel.
 
     Share the slopes over height and width: shared_axes=[1, 2].
     """
-    del target
     if operator.name != "PRELU":
         return None
     shape = graph.tensors[operator.inputs[1]].shape
     return f"has slopes of the shape {list(shape)}" if any(size > 1 for size in shape[:-1]) else None
 
 
-def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> str | None:
+def concatenation_inputs(operator: Operator, graph: Graph) -> str | None:
     """A concatenation may have a constant input only if it has two inputs and the constant is all zeros.
 
     Use padding for zeros, and add other constants after it.
     """
-    del target
     constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
     if operator.name != "CONCATENATION" or not constants:
         return None
@@ -288,7 +280,7 @@ def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> st
     return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
 
 
-def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def transpose_size(operator: Operator, graph: Graph) -> str | None:
     """The input and the output of a transpose must fit on the chip together.
 
     Keep the layout height, width, channels. `python -m compress legalize` removes transposes that cancel each other.
@@ -296,14 +288,14 @@ def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | No
     if operator.name != "TRANSPOSE":
         return None
     tensor = graph.tensors[operator.inputs[0]]
-    limit = target.tables["limits"]["transpose_elements"]
+    limit = CONSTANTS.limits.transpose_elements
     moves_values = sum(size > 1 for size in tensor.shape) > 1
     if not moves_values or tensor.elements <= limit:
         return None
     return f"moves {tensor.elements:,} elements; at most {limit:,}"
 
 
-def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def flatten_size(operator: Operator, graph: Graph) -> str | None:
     """A feature map that is flattened must fit into the memory of one tile.
 
     Add pooling before the flatten layer; global average pooling needs no flatten layer.
@@ -312,19 +304,18 @@ def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None
         return None
     source = graph.tensors[operator.inputs[0]]
     output = graph.output_tensors(operator)[0]
-    limit = target.tables["memory"]["narrow_bytes_per_tile"]
+    limit = CONSTANTS.memory.narrow_bytes_per_tile
     if sum(size > 1 for size in output.shape) > 1 or sum(size > 1 for size in source.shape) < 2:
         return None
     size_bytes = prod(source.shape[:-1]) * -(-source.shape[-1] // 4) * 4
     return f"flattens {size_bytes:,} bytes; a tile has {limit:,}" if size_bytes > limit else None
 
 
-def strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
+def strided_slice(operator: Operator, graph: Graph) -> str | None:
     """A strided slice must have stride 1, no ellipsis and no new axis.
 
     Run `python -m compress legalize`, which replaces strides by a pooling layer, or use cropping.
     """
-    del target
     if operator.name != "STRIDED_SLICE":
         return None
     if operator.option("ellipsisMask", 0) or operator.option("newAxisMask", 0):
@@ -370,6 +361,16 @@ RULES: Mapping[Rule, str] = {
 """Every rule with the compiler's status text for it, in the order in which they are tried."""
 
 
+@contextmanager
+def refusing_damaged(*others: type[Exception]) -> Iterator[None]:
+    """Raise a ModelError for the exceptions, and `others`, that an invalid operator of a damaged file causes."""
+    errors: tuple[type[Exception], ...] = (IndexError, ValueError, ZeroDivisionError, OverflowError, *others)
+    try:
+        yield
+    except errors as error:
+        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
+
+
 def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
     """Return the first rule that an operator violates, with a description of the violation.
 
@@ -378,7 +379,8 @@ def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[R
     """
     try:
         for rule in RULES:
-            violation = rule(operator, graph, target)
+            source = target if rule is compiler_version else graph
+            violation = rule(operator, source)
             if violation:
                 return rule, violation
     except IndexError as error:
@@ -402,30 +404,30 @@ def warning(operator: Operator, graph: Graph) -> tuple[str, str] | None:
     )
 
 
-def size_risk(operator: Operator, graph: Graph, target: Target) -> str:
+def size_risk(operator: Operator, graph: Graph) -> str:
     """Return why it is not known whether an operator of this size is mapped, or "".
 
     Only operators with a limit of their own are compared; that of all others is the memory for activations.
     """
-    limits = target.tables["limits"]
+    limits = CONSTANTS.limits
     if operator.name in (*REDUCTIONS, *_POOLING):
-        positions, mapped = _window_positions(operator, graph), limits["reduced_positions_mapped"]
+        positions, mapped = _window_positions(operator, graph), limits.reduced_positions_mapped
         if positions > mapped:
-            refused = limits["reduced_positions_refused"]
+            refused = limits.reduced_positions_refused
             return (
                 f"it reduces {positions:,} positions; up to {mapped:,} are known to be mapped, {refused:,} are known "
                 "not to be (edgetpu#461, edgetpu#183)"
             )
-    if operator.name in limits["resized_elements_mapped"]:
+    if operator.name in limits.resized_elements_mapped:
         elements = graph.output_tensors(operator)[0].elements
-        mapped = limits["resized_elements_mapped"][operator.name]
+        mapped = limits.resized_elements_mapped[operator.name]
         if elements > mapped:
             return (
                 f"it writes {elements:,} values; up to {mapped:,} are known to be mapped, and larger ones stayed on "
                 "the CPU (edgetpu#31, edgetpu#187)"
             )
     if operator.name in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
-        inputs, mapped = (graph.tensors[operator.inputs[0]].shape or (1,))[-1], limits["lstm_inputs_mapped"]
+        inputs, mapped = (graph.tensors[operator.inputs[0]].shape or (1,))[-1], limits.lstm_inputs_mapped
         if inputs > mapped:
             return f"it has {inputs:,} inputs; with 1,000 the compiler failed, with {mapped} it did not (edgetpu#598)"
     return ""
@@ -442,15 +444,15 @@ def _window_positions(operator: Operator, graph: Graph) -> int:
     return prod(shape[axis] for axis in reduced_axes(operator, graph) if axis < len(shape) - 1)
 
 
-def documentation(rule: Rule) -> tuple[str, str]:
-    """Return the requirement and the advice: the two paragraphs of a rule's docstring."""
-    requirement, _, advice = (inspect.getdoc(rule) or "").partition("\n\n")
-    return requirement, " ".join(advice.split())
+def documentation(function: Callable[..., object]) -> tuple[str, str]:
+    """Return the two paragraphs of a docstring: a requirement and the advice, or a failure's cause and its fix."""
+    first, _, second = (inspect.getdoc(function) or "").partition("\n\n")
+    return first, " ".join(second.split())
 
 
-def describe(rule: Rule, violation: str, operator: Operator, target: Target) -> dict[str, Any]:
+def describe(rule: Rule, violation: str, operator: Operator) -> dict[str, str]:
     """Return a violation as the fields of a report: status, reason, advice."""
     requirement, advice = documentation(rule)
     if rule is supported_operator:
-        advice = target.tables["advice"].get(operator.name, advice)
+        advice = CONSTANTS.advice.get(operator.name, advice)
     return {"status": RULES[rule], "reason": f"{violation}. {requirement}", "advice": advice}

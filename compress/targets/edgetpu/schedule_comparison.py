@@ -11,7 +11,6 @@ from compress.model.tflite.graph import Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.latency import ArrayLayer
 from darwinn import explainer
 from darwinn.blocks import round_up
 from darwinn.compiled_file import CompiledFile
@@ -30,11 +29,7 @@ MAX_ALIGNED = 4_000_000
 def explain(file: CompiledFile, name: str, original: Graph, target: Target) -> Explanation:
     """Explain a compiled file, name its operators by those of the original, and compare the prediction with the file.
 
-    Args:
-        file: the compiled file.
-        name: its name in texts.
-        original: the model that it was compiled from.
-        target: the Edge TPU, for the prediction.
+    `name` is the file's name in texts.
 
     Raises:
         ModelError: the file is damaged, or the original has other inputs or outputs.
@@ -51,12 +46,6 @@ def compare(
     file: CompiledFile, original: Graph, target: Target, programs: Sequence[ExplainedProgram]
 ) -> tuple[list[tuple[ExplainedOperator, ...]], ScheduleComparison]:
     """Name the recovered operators by those of the original, and compare the prediction with the file.
-
-    Args:
-        file: the compiled file.
-        original: the model that it was compiled from.
-        target: the Edge TPU.
-        programs: the explained programs.
 
     Returns:
         The operators of each program with their originals, and the comparison.
@@ -77,7 +66,7 @@ def compare(
     unmatched = tuple(
         f"{operator.index} {operator.name}" for operator in comparison.on_tpu if operator.index not in matched
     )
-    version = str(comparison.target.tables["compiler"]["version"])
+    version = comparison.target.compiler.version
     return named, ScheduleComparison(version, tuple(differences), dict(comparison.counts), unmatched)
 
 
@@ -93,18 +82,15 @@ class _ComparedSchedule:
         self, file: CompiledFile, original: Graph, target: Target, programs: Sequence[ExplainedProgram]
     ) -> None:
         self.file, self.original, self.programs = file, original, programs
-        custom = {compiled.operator.index for compiled in file.operators}
-        self.on_cpu = set(compare_cpu_part(file.graph, original, custom).operators)
+        self.on_cpu = set(compare_cpu_part(file.graph, original, file.custom_operators).operators)
         self.on_tpu = [operator for operator in original.operators if operator.index not in self.on_cpu]
-        self.target, self.predicted = _most_similar(original, target, self._parameter_bytes())
+        parameter_bytes = sum(executable.parameter_bytes for executable in file.executables)
+        self.target, self.predicted = _most_similar(original, target, parameter_bytes)
         self.layers = estimate.array_layers(original, self.target) if self.predicted.failure is None else []
         self.streamed = dict(
-            zip((layer.index for layer in self.layers), latency.streamed_bytes(self.layers, self.target), strict=True)
+            zip((layer.index for layer in self.layers), latency.streamed_bytes(self.layers), strict=True)
         )
         self.counts: Counter[str] = Counter()
-
-    def _parameter_bytes(self) -> int:
-        return sum(executable.parameter_bytes for executable in self.file.executables)
 
     def named(self) -> list[tuple[ExplainedOperator, ...]]:
         """Return the operators of each program with their originals: by their parameters, others by their order."""
@@ -182,7 +168,8 @@ class _ComparedSchedule:
         yield from self._operators(recovered)
         yield from self._order(named)
         yield from self._transfers()
-        yield from self._memory(self.predicted)
+        largest = max(program.memory_bytes for program in self.programs)
+        yield from self._differs("memory", "bytes of a tile", self.predicted.activation_bytes, largest)
 
     def _differs(self, what: str, where: str, predicted: object, actual: object) -> Iterator[ScheduleDifference]:
         self.counts[what] += 1
@@ -211,7 +198,7 @@ class _ComparedSchedule:
                 yield from self._differs("cached", where, kinds[is_streamed], kinds[not operator.is_cached])
             yield from self._differs("passes", where, 1, operator.passes)
             if layer.kind in _WINDOWED and operator.passes == 1:
-                yield from self._differs("cycles", where, _cycles(layer), operator.cycles)
+                yield from self._differs("cycles", where, round(layer.megacycles * 1e6), operator.cycles)
 
     def _order(self, named: Sequence[Sequence[ExplainedOperator]]) -> Iterator[ScheduleDifference]:
         """Yield the operators that run before one that is before them in the model."""
@@ -242,10 +229,6 @@ class _ComparedSchedule:
                 "transfer", "streamed parameters", self.predicted.parameters.streamed_bytes, actual["parameters"]
             )
 
-    def _memory(self, predicted: Check) -> Iterator[ScheduleDifference]:
-        largest = max(program.memory_bytes for program in self.programs)
-        yield from self._differs("memory", "bytes of a tile", predicted.activation_bytes, largest)
-
 
 def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tuple[Target, Check]:
     """Return the target with the version of its compiler whose rules predict the parameters best, and its prediction.
@@ -253,12 +236,12 @@ def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tupl
     The file does not say its version: its minimum runtime alone fits several.
     """
     candidates: list[tuple[int, bool, int, Target, Check]] = []
-    for version in target.tables["compiler"]["runtimes"]:
+    for version in target.compiler.runtimes:
         candidate = target.compiled_by(version)
         predicted = check(original, candidate)
         sizes = predicted.parameters
         total = sizes.cached_bytes + sizes.streamed_bytes if sizes else 0
-        is_own = version == target.tables["compiler"]["version"]
+        is_own = version == target.compiler.version
         candidates.append((abs(total - parameter_bytes), not is_own, len(candidates), candidate, predicted))
     _, _, _, candidate, predicted = min(candidates, key=lambda option: option[:3])
     return candidate, predicted
@@ -277,10 +260,6 @@ def _together(first: ExplainedOperator, second: ExplainedOperator) -> ExplainedO
 def _on_bus(sizes: Sequence[int]) -> int:
     """Return the bytes of tensors on the bus: each is rounded up to TRANSFER_BLOCK."""
     return sum(round_up(size, TRANSFER_BLOCK) for size in sizes)
-
-
-def _cycles(layer: ArrayLayer) -> int:
-    return round(layer.megacycles * 1e6)
 
 
 def _text(value: object) -> str:

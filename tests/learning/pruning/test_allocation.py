@@ -568,7 +568,7 @@ def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: A
     widths = allocation.widths
     sizes = check(quantized(keras_graph.build(prunable.pruned(widths))), EDGETPU).parameters
     assert sizes is not None
-    limit = EDGETPU.tables["memory"]["plan_bytes"]
+    limit = EDGETPU.cost.cache_bytes()
     assert sizes.streamed_bytes == allocation.costs.streamed_bytes(widths) == 0
     assert 0.99 * limit < sizes.report_on_chip_bytes <= limit
 

@@ -70,7 +70,7 @@ def test_without_a_compiler(make_artifact: Any, context: Context) -> None:
     assert facts["placement"]["compiles"] is True
     assert [row["op"] for row in facts["expected"]["operations"]] == ["CONV_2D", "FULLY_CONNECTED"]
     assert "report_on_chip_bytes" not in facts
-    assert facts["expected_latency"].keys() == set(load("edgetpu").tables["latency"]["hosts"])
+    assert facts["expected_latency"].keys() == set(load("edgetpu").cost.hosts)
     for latency in facts["expected_latency"].values():
         assert latency["low_ms"] < latency["latency_ms"] < latency["high_ms"]
     json.dumps(facts, allow_nan=False)

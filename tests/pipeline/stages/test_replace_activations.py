@@ -75,7 +75,7 @@ def replaced(model: Any, folder: Path, stage: ReplaceActivations, data: Any = No
 
 def operators(content: bytes) -> dict[str, str]:
     """Return the placement of each kind of operator."""
-    return {op.op: op.placement for op in check(graph.parse(content), load("edgetpu")).placement.ops}
+    return {op.op: op.placement for op in check(graph.parse(content), load("edgetpu")).ops}
 
 
 def hard(keras: Any) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import compiler_evidence
@@ -19,6 +17,7 @@ from paths import EDGETPU
 
 from compress.core.errors import ModelError, PipelineError
 from compress.model.tflite import graph
+from compress.surface.cli.main import main
 from compress.targets import load
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.check import Check, check
@@ -79,7 +78,7 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
     def kept(*sizes: float, streamed: float = 0.0) -> str:
         layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
         layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
-        allocation = parameter_memory.allocate_cache(layers, TARGET)
+        allocation = parameter_memory.allocate_cache(layers)
         assert allocation.cached_bytes + allocation.streamed_bytes == sum(layer.size_bytes for layer in layers)
         return "".join("-+"[not streamed] for streamed in allocation.streamed)
 
@@ -104,7 +103,7 @@ def test_a_chain_of_partitions_and_what_blocks() -> None:
     assert check(parsed, TARGET, all_subgraphs=True).subgraphs == 2
 
 
-def test_a_refused_model_has_no_sizes() -> None:
+def test_a_refused_model_has_no_sizes_and_an_unknown_compiler_is_refused() -> None:
     parsed = one_op.one("QUANTIZE", [Tensor((1, 4))], Tensor((1, 4)), 3)
     report = check(parsed, TARGET).to_json()
     assert report["compiles"] is False
@@ -112,32 +111,29 @@ def test_a_refused_model_has_no_sizes() -> None:
     sizes = ("cached_bytes", "streamed_bytes", "report_on_chip_bytes", "report_off_chip_bytes", "activation_bytes")
     assert {report[name] for name in sizes} == {None}
     assert report["subgraphs"] == 0
-
-
-def test_an_unknown_compiler_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"unknown compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
         TARGET.compiled_by("17")
 
 
-@pytest.mark.essential
-def test_the_command(tmp_path: Path) -> None:
-    def run(name: str, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "compress", "check", str(tmp_path / name), *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, *more: str) -> int:
+        return main(["check", str(tmp_path / name), *more])
 
     (tmp_path / "whole.tflite").write_bytes(tiny.classifier())
     (tmp_path / "float.tflite").write_bytes(tiny.classifier(int8=False))
     tensors = {letter: Tensor((1, 4)) for letter in "abc"}
     chain = [Op("RELU", "a", "b"), Op("ABS", "b", "c")]
     (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
-    assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
-    report = json.loads(run("part.tflite", "--json").stdout)
+    assert [run(name) for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
+    capsys.readouterr()
+    assert run("part.tflite", "--json") == 9
+    report = json.loads(capsys.readouterr().out)
     names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
     names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
     assert set(names.split()) <= set(report)
     assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(report["ops"][0])
-    assert run("part.tflite", "--compiler", "9").returncode == 2
-    assert run("none.tflite").returncode == 4
+    assert run("part.tflite", "--compiler", "9") == 2
+    assert run("none.tflite") == 4
 
 
 def test_damaged_models_are_errors_or_answers() -> None:

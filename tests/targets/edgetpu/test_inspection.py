@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from paths import SHARED
 
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
+from compress.surface.cli.main import main
 from compress.targets.edgetpu import inspection
 from darwinn import package
 
@@ -83,11 +82,8 @@ def test_fakes_are_told_from_what_the_vendors_compiler_makes(tmp_path: Path, con
         inspection.inspect(path)
     assert caught.value.where == str(path)
     assert reason in str(caught.value)
-
-
-def test_a_model_that_is_not_compiled_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="it is not compiled for the Edge TPU"):
-        inspection.inspect(compiled(tmp_path / "plain.tflite"))
+        inspection.inspect(compiled(path))
 
 
 def test_damaged_packages_are_errors_or_answers() -> None:
@@ -106,29 +102,24 @@ def test_damaged_packages_are_errors_or_answers() -> None:
     assert refused > 100
 
 
-@pytest.mark.essential
-def test_the_command(tmp_path: Path) -> None:
-    path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
-    command = [sys.executable, "-m", "compress", "inspect", str(path)]
-    completed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(completed.stdout)["cached_bytes"] == 4096
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "left on the CPU    SOFTMAX" in shown.stdout
-    missing = subprocess.run([*command[:-1], "no.tflite"], capture_output=True, text=True, check=False)
-    assert (missing.returncode, missing.stdout) == (4, "")
-
-
-def test_the_prediction_beside_the_real_thing(tmp_path: Path) -> None:
+def test_the_command_and_the_prediction_beside_the_real_thing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
-    command = [sys.executable, "-m", "compress", "inspect", str(path), "--against", str(tmp_path / "model.tflite")]
-    completed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    rows = {row["name"]: row for row in json.loads(completed.stdout)["against"]}
+    command = ["inspect", str(path), "--against", str(tmp_path / "model.tflite")]
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in report["against"]}
+    assert report["cached_bytes"] == rows["cached_bytes"]["real"] == 4096
     assert rows["cpu_ops"] == {"name": "cpu_ops", "predicted": 0, "real": 1}
-    assert rows["cached_bytes"]["real"] == 4096
     assert rows["cached_bytes"]["predicted"] > 0
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "narrow_bytes_per_tile    predicted" in shown.stdout
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "left on the CPU    SOFTMAX" in shown
+    assert "narrow_bytes_per_tile    predicted" in shown
+    assert main(["inspect", str(tmp_path / "no.tflite")]) == 4
+    assert capsys.readouterr().out == ""
 
 
 def pairs() -> list[Any]:

@@ -27,6 +27,7 @@ from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import edit, graph
 from compress.model.tflite.graph import Graph
 from compress.targets import load
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import newer_than_boards, place
 
@@ -158,7 +159,7 @@ def test_float_originals_open_where_we_say(keras: Any, old: Callable[..., dict[s
     models |= {builder.__name__: networks.randomized(builder(keras)) for builder in networks.ALL}
     floats = {name: graph.parse(export.convert_float(model)) for name, model in models.items()}
     answers = old(floats)
-    newer = {name for name, model in floats.items() if newer_than_boards(model, TARGET)}
+    newer = {name for name, model in floats.items() if newer_than_boards(model)}
     assert newer == {"gelu", "grouped", "transposed"}
     assert newer == {name for name, answer in answers.items() if isinstance(answer, str)}
     assert far({name: answer for name, answer in answers.items() if name not in newer}) == {}
@@ -210,8 +211,8 @@ def test_it_computes_dense_layers_with_many_scales_wrongly(old: Callable[..., di
 def test_it_knows_every_version_that_we_say_is_mapped(old: Callable[..., dict[str, int | str]]) -> None:
     image = one_op.Tensor((1, 4), "FLOAT64", scales=())  # a type that no kernel supports: the version is checked first
     models = {
-        f"{name}_{row['max_version'] + more}": one_op.one(name, [image], image, row["max_version"] + more)
-        for name, row in TARGET.tables["operators"].items()
+        f"{name}_{known.max_version + more}": one_op.one(name, [image], image, known.max_version + more)
+        for name, known in CONSTANTS.operators.items()
         for more in (0, 1)
     }
     unknown = {name for name, answer in old(models).items() if "Didn't find op" in str(answer)}

@@ -21,7 +21,7 @@ from compress.core.errors import ModelError, StageError, StoreError
 from compress.core.resources import manual
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.targets.base import Target
+from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.compiler import failures
 from compress.targets.edgetpu.compiler.cache import Cache
@@ -38,73 +38,56 @@ HOW_TO_COMPILE = (
 )
 
 
-@dataclass(frozen=True)
-class CompilerOptions:
-    """The compiler's options. The table of operators (`-s`) is always requested.
+def arguments(settings: CompilerSettings) -> tuple[str, ...]:
+    """Return the arguments that the result depends on, always in the same order: part of the cache key.
 
-    Attributes:
-        all_subgraphs: make several partitions on the Edge TPU (`-a`).
-        min_runtime: the oldest runtime that must load the result (`-m`).
-        num_segments: the number of segments, one for each Edge TPU (`-n`).
-        intermediate_tensors: the tensors at which the Edge TPU partition ends (`-i`).
-        search_delegate: move operators at the end to the CPU until the rest compiles (`-d`; compiler 16).
-        child_timeout_s: the compiler's own time limit for each attempt (`-t`; compiler 16).
+    The table of operators (`-s`) is always requested.
     """
-
-    all_subgraphs: bool = False
-    min_runtime: int | None = None
-    num_segments: int = 1
-    intermediate_tensors: tuple[str, ...] = ()
-    search_delegate: bool = False
-    child_timeout_s: int | None = None
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The arguments that the result depends on, always in the same order: part of the cache key."""
-        chosen = {
-            ("-a",): self.all_subgraphs,
-            ("-d",): self.search_delegate,
-            ("-i", ",".join(self.intermediate_tensors)): bool(self.intermediate_tensors),
-            ("-m", str(self.min_runtime)): self.min_runtime is not None,
-            ("-n", str(self.num_segments)): self.num_segments > 1,
-        }
-        return ("-s", *(part for argument, is_set in chosen.items() if is_set for part in argument))
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the files that the compiler writes for model.tflite."""
-        if self.num_segments == 1:
-            return (MODEL_COMPILED,)
-        return tuple(SEGMENT_COMPILED.format(index, self.num_segments) for index in range(self.num_segments))
+    chosen = {
+        ("-a",): settings.all_subgraphs,
+        ("-d",): settings.search_delegate,
+        ("-i", ",".join(settings.intermediate_tensors)): bool(settings.intermediate_tensors),
+        ("-m", str(settings.min_runtime_version)): settings.min_runtime_version is not None,
+        ("-n", str(settings.num_segments)): settings.num_segments > 1,
+    }
+    return ("-s", *(part for argument, is_set in chosen.items() if is_set for part in argument))
 
 
-def find_compiler(
-    compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None
-) -> Host | None:
-    """Return the compiler's host from one of three settings, or from PATH; None if it is not found.
+def output_names(settings: CompilerSettings) -> tuple[str, ...]:
+    """Return the names of the files that the compiler writes for model.tflite."""
+    if settings.num_segments == 1:
+        return (MODEL_COMPILED,)
+    return tuple(SEGMENT_COMPILED.format(index, settings.num_segments) for index in range(settings.num_segments))
+
+
+def find_compiler(settings: CompilerSettings, name: str, folder: Path | None) -> Host | None:
+    """Return the compiler's host from the settings, or from PATH; None if the compiler is not found.
 
     Nothing is run or verified, because a cached result may make the compiler unnecessary.
 
     Args:
-        compiler: the path of the program on this machine.
-        docker: a Docker image with the program on its PATH.
-        ssh: another host with the program on its PATH.
-        target: the target, which has the compiler's name.
+        settings: the location of the compiler: a path, a Docker image or another host.
+        name: the program's name.
         folder: the working folder for the compiler on this machine; None for the system's folder for temporary files.
     """
-    name = str(target.tables["compiler"]["name"])
-    if docker is not None:
-        return Docker(docker, name)
-    if ssh is not None:
-        return Ssh(ssh, name)
-    if compiler is not None:
-        return Local(Path(compiler).expanduser().absolute(), folder)  # a bare name would be looked for on PATH
+    if settings.docker is not None:
+        return Docker(settings.docker, name)
+    if settings.ssh is not None:
+        return Ssh(settings.ssh, name)
+    if settings.compiler is not None:  # a bare name would be looked for on PATH
+        return Local(Path(settings.compiler).expanduser().absolute(), folder)
     program = shutil.which(name)
     return Local(Path(program), folder) if program else None
 
 
-def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
+def cache_of(settings: CompilerSettings) -> Cache | None:
+    """Return the cache of results; None without one."""
+    return Cache(Path(settings.cache).expanduser()) if settings.cache is not None else None
+
+
+def identity(settings: CompilerSettings, name: str) -> dict[str, str]:
     """Return the compiler's identity; without a compiler, the content of the cache."""
+    host, cache = find_compiler(settings, name, None), cache_of(settings)
     known = host.identity() if host else "none"
     if known != "none" or cache is None:
         return {"compiler": known}
@@ -132,21 +115,17 @@ class Compiler:
 
     Attributes:
         host: the host that it runs on; None: only cached results are available.
-        options: the compiler's options.
-        timeout_s: the time limit for one attempt.
-        retries: the number of retries after a failure that may be random.
-        cache: the cache of results.
-        version: the required version, complete or its beginning; None: `usual` from the cache, any version from a host.
-        usual: the target's version.
+        usual: the version of cached results if the settings require none.
     """
 
     host: Host | None
-    options: CompilerOptions
-    timeout_s: float
-    retries: int
-    cache: Cache | None
-    version: str | None
+    settings: CompilerSettings
     usual: str
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache of results; None without one."""
+        return cache_of(self.settings)
 
     def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
         """Compile a model; return None without a compiler and a cached result.
@@ -175,17 +154,17 @@ class Compiler:
     def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, CompilerRun]]:
         if self.cache is None:
             return ()
-        version = self.version or self.usual
-        entries = self.cache.find(model, self.options.arguments, version, self.options.outputs, note)
+        version = self.settings.compiler_version or self.usual
+        entries = self.cache.find(model, arguments(self.settings), version, output_names(self.settings), note)
         return [(path, outcome) for path, outcome in entries if path.name.endswith(f"-{parse(outcome.log)[0].version}")]
 
     def _run(self, model: bytes, original: Graph, note: Callable[[str], None]) -> Compiled:
         """Run the compiler until it succeeds, or fails with a permanent error."""
         assert self.host is not None
-        limit = self.options.child_timeout_s
-        arguments = (*self.options.arguments, *(("-t", str(limit)) if limit is not None else ()))
+        limit = self.settings.child_timeout_s
+        options = (*arguments(self.settings), *(("-t", str(limit)) if limit is not None else ()))
         for attempt in itertools.count(1):
-            outcome = self.host.run(model, arguments, self.options.outputs, self.timeout_s)
+            outcome = self.host.run(model, options, output_names(self.settings), self.settings.timeout_s)
             self._check_version(parse(outcome.log)[0].version)
             judged = self._judge(outcome, original)
             if isinstance(judged, ModelError):
@@ -195,30 +174,30 @@ class Compiler:
                 self._keep(model, outcome, note)
             if isinstance(judged, Compiled):
                 return judged
-            if not judged.flaky or attempt > self.retries:
+            if not judged.flaky or attempt > self.settings.retries:
                 note(outcome.log)
                 raise judged.error(self.host.where)
-            note(f"the compiler failed ({judged.what}); retry, attempt {attempt + 1} of {self.retries + 1}")
+            note(f"the compiler failed ({judged.what}); retry, attempt {attempt + 1} of {self.settings.retries + 1}")
         raise AssertionError
 
     def _keep(self, model: bytes, outcome: CompilerRun, note: Callable[[str], None]) -> None:
         if self.cache is None:
             return
         try:
-            self.cache.keep(model, self.options.arguments, parse(outcome.log)[0].version, outcome)
+            self.cache.keep(model, arguments(self.settings), parse(outcome.log)[0].version, outcome)
         except StoreError as error:  # the result is usable without the cache
             note(str(error))
 
     def _judge(self, outcome: CompilerRun, original: Graph) -> Compiled | Failure | ModelError:
         """Return a valid result, a failure, or the error in the compiled model."""
-        if outcome.exit_code != 0 or not outcome.files.keys() >= set(self.options.outputs):
+        if outcome.exit_code != 0 or not outcome.files.keys() >= set(output_names(self.settings)):
             return failures.recognize(outcome, original)
         reports = parse(outcome.log)
         try:
-            parts = [graph.parse(outcome.files[name], name) for name in self.options.outputs]
+            parts = [graph.parse(outcome.files[name], name) for name in output_names(self.settings)]
             custom = [part for part in parts if part.custom_operators(OPERATOR)]
             if not custom and not any(report.mapped for report in reports):
-                return failures.nothing_mapped(outcome, self.options.min_runtime)
+                return failures.nothing_mapped(outcome, self.settings.min_runtime_version)
             for part in custom or parts:
                 inspection.inspect_graph(part)
         except ModelError as error:
@@ -230,20 +209,21 @@ class Compiler:
     def _fits(self, part: Graph, original: Graph) -> bool:
         """Return whether inputs and outputs are those of the original, as in 29 of 29 published compiled models."""
         same_outputs = _tensors(part, part.outputs) == _tensors(original, original.outputs)
-        cut = bool(self.options.intermediate_tensors) or self.options.search_delegate  # no such pair is published
+        cut = bool(self.settings.intermediate_tensors) or self.settings.search_delegate  # no such pair is published
         return _tensors(part, part.inputs) == _tensors(original, original.inputs) and (same_outputs or cut)
 
     def _check_version(self, version: str | None) -> None:
-        if self.version is not None and version is not None and not f"{version}.".startswith(f"{self.version}."):
+        required = self.settings.compiler_version
+        if required is not None and version is not None and not f"{version}.".startswith(f"{required}."):
             assert self.host is not None
             raise StageError(
-                f"is version {version} of the compiler, and compile.compiler_version requires {self.version}",
+                f"is version {version} of the compiler, and compile.compiler_version requires {required}",
                 where=self.host.where,
             )
 
     def _check_tensors(self, original: Graph) -> None:
         names = {tensor.name for op in original.operators for tensor in original.output_tensors(op)}
-        absent = [name for name in self.options.intermediate_tensors if name not in names]
+        absent = [name for name in self.settings.intermediate_tensors if name not in names]
         if absent:
             raise StageError(
                 f"no operator computes a tensor {absent[0]!r}",
@@ -259,4 +239,4 @@ def _tensors(model: Graph, indices: Sequence[int]) -> list[tuple[str, tuple[int,
 def known_version(version: str | None, target: Target) -> str | None:
     """Return the target's name ("16.0") for a version as the compiler prints it; None for an unknown version."""
     short = re.match(r"[0-9]+\.[0-9]+", version or "")
-    return short[0] if short and short[0] in target.tables["compiler"]["runtimes"] else None
+    return short[0] if short and short[0] in target.compiler.runtimes else None

@@ -8,7 +8,6 @@ Source: issue threads of google-coral/edgetpu (numbers at each function).
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from compress.core.memory import killed_for_memory
 from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.targets.edgetpu.compiler.log import parse
+from compress.targets.edgetpu.rules import documentation
 
 MAX_NAMED = 3
 """The most operators in a message."""
@@ -37,7 +37,6 @@ class Failure:
 
     Attributes:
         name: the name of the function that recognizes it.
-        cause: the cause of the failure.
         what: the exit code, and the compiler's message.
         operators: the operators that cause it, each with its layer.
         fix: how to fix it.
@@ -274,12 +273,6 @@ def nothing_mapped(outcome: CompilerRun, min_runtime: int | None) -> Failure:
         fix = "Increase or remove compile.min_runtime_version."
     cause = "No operator of the model would run on the Edge TPU."
     return Failure("nothing_mapped", cause, f"exit code {outcome.exit_code}", (), fix, flaky=False)
-
-
-def documentation(function: Callable[[str, Graph], FailureMatch | None]) -> tuple[str, str]:
-    """Return the cause and the fix: the two paragraphs of a failure's docstring."""
-    cause, _, fix = (inspect.getdoc(function) or "").partition("\n\n")
-    return cause, " ".join(fix.split())
 
 
 def _largest(graph: Graph) -> list[Operator]:

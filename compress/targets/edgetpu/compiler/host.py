@@ -53,7 +53,7 @@ class Host(Protocol):
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
+        """The host's name in messages."""
 
     def identity(self) -> str:
         """Return the compiler's identity without running it; "none" if it does not exist."""
@@ -238,7 +238,7 @@ def _execute(
 
     Args:
         command: program and arguments.
-        where: its name in messages.
+        where: the host's name in messages.
         timeout_s: the time limit.
         cwd: the working directory; if given, standard error is merged into standard output.
         content: the standard input, which stays open until the command has ended.

@@ -35,7 +35,6 @@ class CompilerReport:
     """The compiler's report about a model, real or predicted. None means that a figure is not in the report.
 
     Attributes:
-        version: the compiler's version.
         operations: the table of operators, in alphabetical order.
         subgraphs: partitions on the Edge TPU.
         total: the number of operators.
@@ -158,7 +157,7 @@ def parse(log: str) -> tuple[CompilerReport, ...]:
 
 def expected_report(result: Check, graph: Graph, version: str) -> CompilerReport:
     """Return the predicted report for a checked graph."""
-    ops = result.placement.ops
+    ops = result.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
     counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
     sizes = result.parameters
@@ -187,7 +186,9 @@ def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[st
     for name in ("subgraphs", "total", "on_tpu", "on_cpu", "on_chip_bytes", "off_chip_bytes"):
         one, other = getattr(predicted, name), getattr(real, name)
         if one is not None and other is not None:
-            pairs.append((name, one, other, _last_digit(other) if name.endswith("_bytes") else 0.0))
+            # The compiler prints two decimal digits in the largest unit that is not larger than the size.
+            unit = max(unit for unit in _UNITS.values() if unit <= max(other, 1.0))
+            pairs.append((name, one, other, 0.01 * unit if name.endswith("_bytes") else 0.0))
     return [
         {"name": name, "predicted": one, "real": other}
         for name, one, other, step in pairs
@@ -202,21 +203,12 @@ def _status_counts(report: CompilerReport) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _last_digit(size_bytes: float) -> float:
-    """Return the bytes of the last decimal digit in the unit that the compiler uses for a size."""
-    return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
-
-
 def actual_placement(
     placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[CompilerReport]
 ) -> Placement:
     """Return the placement in a compiled model, which still contains its CPU operators, with their names and outputs.
 
-    Args:
-        placement: the predicted placement; its reasons are kept where it is correct.
-        original: the model.
-        compiled: the compiled model, or its segments.
-        real: the compiler's reports.
+    The reasons of the predicted placement are kept where the prediction is correct.
     """
     left = {_named(graph, operator) for graph in compiled for operator in graph.operators}
     ops = []

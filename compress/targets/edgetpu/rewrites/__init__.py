@@ -17,9 +17,9 @@ class RewriteEntry:
         rewrite: the function that proposes edits; its docstring is the manual.
         tolerance: the largest allowed difference of its output, in quantization steps; 0 means bit-exact.
         operators: the operators that it applies to; empty for any with an unsupported version.
-        all_codes: whether it is also verified on all 256 codes, not only on the values in the model.
-        also_if_mapped: whether it also applies to operators that are already mapped.
-        float_islands: whether it also applies to float operators between DEQUANTIZE and QUANTIZE.
+        all_codes: whether the rewrite is also verified on all 256 codes, not only on the values in the model.
+        also_if_mapped: whether the rewrite also applies to operators that are already mapped.
+        float_islands: whether the rewrite also applies to float operators between DEQUANTIZE and QUANTIZE.
         allows_cpu: whether its new operators may stay on the CPU, where other rewrites apply to them.
         if_refused: whether it applies, after all other rewrites, to operators that make the compiler refuse the model.
     """

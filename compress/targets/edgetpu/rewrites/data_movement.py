@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from compress.model.tflite.comparison import Runner
 from compress.model.tflite.edit import VALID, Edit, extract, reshape
 from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
+from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
 from compress.targets.edgetpu.rewrites.layers import add_selection_convolution, add_selection_transpose_conv
+from compress.targets.edgetpu.rewrites.shapes import add_slice
 
 MOVEMENT_OPERATORS = (
     *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "RESHAPE", "REVERSE_V2", "SLICE"),
@@ -20,7 +22,7 @@ MOVEMENT_OPERATORS = (
 """Operators that only move the values of their first input, if their other inputs are constant."""
 MAX_ELEMENTS = 1 << 24
 """The most elements of a tensor whose values are followed."""
-MAX_AXES = 3
+MAX_AXES = CONSTANTS.max_active_rank
 _MOST_PIECES = 16
 """The most slices that are concatenated."""
 _LARGEST_BLOCK = 8
@@ -296,17 +298,19 @@ def _runs(table: Table) -> list[Table]:
     return np.split(table, np.flatnonzero(np.diff(table) != 1) + 1)
 
 
+def _resized(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    """Return a shape with another size of one axis."""
+    return [*shape[:axis], size, *shape[axis + 1 :]]
+
+
 def _strided(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, table: Table) -> int:
     """Add operators that take every n-th position along an axis: SLICE, and a 1x1 MAX_POOL_2D with a stride."""
     step, first, last = int(table[1] - table[0]), int(table[0]), int(table[-1])
-    size = [last + 1 - first if position == axis else length for position, length in enumerate(shape)]
+    size = _resized(shape, axis, last + 1 - first)
     if size[axis] < shape[axis]:
-        begin = [first if position == axis else 0 for position in range(4)]
         source, index = index, edit.like(x, "slice", shape=size)
-        edit.add("SLICE", [source, edit.integers("begin", *begin), edit.integers("size", *size)], [index])
-    strided = edit.like(
-        x, "strided", shape=[len(table) if position == axis else length for position, length in enumerate(shape)]
-    )
+        add_slice(edit, source, axis, first, size, index)
+    strided = edit.like(x, "strided", shape=_resized(shape, axis, len(table)))
     strides = {"strideH": step if axis == 1 else 1, "strideW": step if axis == 2 else 1}
     options = edit.options("Pool2DOptions", padding=VALID, filterHeight=1, filterWidth=1, **strides)
     edit.add("MAX_POOL_2D", [index], [strided], options)
@@ -319,14 +323,11 @@ def _pieces(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, 
         return _strided(edit, x, index, shape, axis, table)
     pieces = []
     for run in _runs(table):
-        begin = [int(run[0]) if position == axis else 0 for position in range(4)]
-        size = [len(run) if position == axis else length for position, length in enumerate(shape)]
+        size = _resized(shape, axis, len(run))
         pieces.append(edit.like(x, "piece", shape=size))
-        edit.add("SLICE", [index, edit.integers("begin", *begin), edit.integers("size", *size)], [pieces[-1]])
+        add_slice(edit, index, axis, int(run[0]), size, pieces[-1])
     if len(pieces) == 1:
         return pieces[0]
-    joined = edit.like(
-        x, "joined", shape=[len(table) if position == axis else length for position, length in enumerate(shape)]
-    )
+    joined = edit.like(x, "joined", shape=_resized(shape, axis, len(table)))
     edit.add("CONCATENATION", pieces, [joined], edit.options("ConcatenationOptions", axis=axis))
     return joined

@@ -80,11 +80,9 @@ def elu(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit, x, out = replace_operator(operator, graph)
     parts = []
     for weight, steepness in ((0.748098, 0.576222), (0.251902, 1.925825)):  # least error over x < 0: 0.0043
-        curve = edit.like(x, "tanh", quantization=Quantization((1 / 128,), (0 if x.dtype == "INT8" else 128,), 0))
+        curve = edit.like(x, "tanh", quantization=symmetric_quantization(x, 1 / 128))
         edit.add("TANH", [add_rescaling(edit, x, steepness)], [curve])
-        part = edit.like(
-            x, "weighted", quantization=Quantization((weight / 128,), (0 if x.dtype == "INT8" else 128,), 0)
-        )
+        part = edit.like(x, "weighted", quantization=symmetric_quantization(x, weight / 128))
         edit.add("MUL", [curve, scalar_constant(edit, x, weight)], [part], edit.options("MulOptions"))
         parts.append(part)
     below = edit.like(out, "below")
@@ -149,7 +147,7 @@ def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
             return
         inverse = 1 / values
         limit = float(np.abs(inverse).max())
-        step = Quantization((limit / 127,), (0 if x.dtype == "INT8" else 128,), 0)
+        step = symmetric_quantization(x, limit / 127)
         codes = np.round(inverse / step.scale[0]) + step.zero_point[0]
         constant = edit.tensor(f"{divisor.name}/inverse", divisor.shape, x.dtype, step, clip_to_dtype(codes, x.dtype))
         edit.add("MUL", [x.index, constant], [out.index], options)
@@ -302,6 +300,11 @@ def code_of(tensor: Tensor, value: float) -> NDArray[np.generic]:
     """Return the code of a value in a tensor's quantization."""
     scale, zero_point = scale_and_zero_point(tensor)
     return clip_to_dtype(np.asarray(np.round(value / scale) + zero_point), tensor.dtype)
+
+
+def symmetric_quantization(tensor: Tensor, scale: float) -> Quantization:
+    """Return the quantization of a tensor's type in which 0 is the middle of the range."""
+    return Quantization((scale,), (0 if tensor.dtype == "INT8" else 128,), 0)
 
 
 def quantization_for_range(tensor: Tensor, low: float, high: float) -> Quantization:

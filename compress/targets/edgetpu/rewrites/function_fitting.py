@@ -19,6 +19,7 @@ from compress.targets.edgetpu.rewrites.elementwise import (
     is_per_tensor_8bit,
     quantization_for_range,
     scalar_constant,
+    symmetric_quantization,
 )
 
 FUNCTIONS = (
@@ -113,18 +114,13 @@ def _removable_operators(end: Operator, root: int, graph: Graph) -> list[Operato
     region = {end.index}
     stop = {root, *graph.outputs}
     for operator in reversed(graph.operators[: end.index]):
-        readers = _readers(operator, graph)
+        readers = {reader.index for output in operator.outputs for reader in graph.consumers.get(output, ())}
         if readers and readers <= region and stop.isdisjoint(operator.outputs):
             region.add(operator.index)
     members = [graph.operators[index] for index in sorted(region)]
     written = {root, NONE}.union(*(member.outputs for member in members))
     read_from_outside = set[int]().union(*(member.inputs for member in members)) - written
     return members if all(graph.tensors[index].is_constant for index in read_from_outside) else []
-
-
-def _readers(operator: Operator, graph: Graph) -> set[int]:
-    """Return the indices of the operators that read an operator's outputs."""
-    return {reader.index for output in operator.outputs for reader in graph.consumers.get(output, ())}
 
 
 def _exact(graph: Graph, region: Sequence[Operator], x: Tensor, out: Tensor) -> Graph:
@@ -228,13 +224,9 @@ def _write(edit: Edit, x: Tensor, out: Tensor, tanh_inputs: NDArray[np.float64],
     parts = []
     for k, shift, weight in zip(*tanh_inputs, weights[3:], strict=True):
         inside = edit.like(x, "inside", quantization=_around(x, k * values + shift))
-        edit.add(
-            "ADD",
-            [add_rescaling(edit, x, float(k)), scalar_constant(edit, x, float(shift))],
-            [inside],
-            _plain(edit, "Add"),
-        )
-        tanh_output = edit.like(x, "tanh", quantization=Quantization((1 / 128,), (0 if x.dtype == "INT8" else 128,), 0))
+        summands = [add_rescaling(edit, x, float(k)), scalar_constant(edit, x, float(shift))]
+        edit.add("ADD", summands, [inside], edit.options("AddOptions"))
+        tanh_output = edit.like(x, "tanh", quantization=symmetric_quantization(x, 1 / 128))
         edit.add("TANH", [inside], [tanh_output])
         parts.append((_weighted(edit, x, tanh_output, float(weight), 1.0), weight * np.tanh(k * values + shift)))
     extent = float(np.abs(values).max())
@@ -250,7 +242,7 @@ def _write(edit: Edit, x: Tensor, out: Tensor, tanh_inputs: NDArray[np.float64],
     for position, (index, part_values) in enumerate(parts):
         sums = sums + part_values
         total_index = out.index if position == len(parts) - 1 else edit.like(x, "sum", quantization=_around(x, sums))
-        edit.add("ADD", [index, total], [total_index], _plain(edit, "Add"))
+        edit.add("ADD", [index, total], [total_index], edit.options("AddOptions"))
         total = total_index
 
 
@@ -258,13 +250,9 @@ def _weighted(edit: Edit, x: Tensor, index: int, weight: float, extent: float) -
     weighted = edit.like(
         x, "weighted", quantization=quantization_for_range(x, -abs(weight) * extent, abs(weight) * extent)
     )
-    edit.add("MUL", [index, scalar_constant(edit, x, weight)], [weighted], _plain(edit, "Mul"))
+    edit.add("MUL", [index, scalar_constant(edit, x, weight)], [weighted], edit.options("MulOptions"))
     return weighted
 
 
 def _around(x: Tensor, values: NDArray[np.float64]) -> Quantization:
     return quantization_for_range(x, min(float(values.min()), 0.0), max(float(values.max()), 1e-6))
-
-
-def _plain(edit: Edit, name: str) -> object:
-    return edit.options(f"{name}Options")

@@ -33,7 +33,8 @@ LARGEST_CONSTANT = 1 << 20
 def fixed_shapes(graph: Graph) -> Graph | None:
     """Set a dynamic batch to 1, and fix every shape that depends on it."""
     stored = graph.source.subgraphs[0].tensors
-    dynamic = [i for i, tensor in enumerate(stored) if -1 in _shape_signature(tensor)]
+    signatures = [() if tensor.shapeSignature is None else list(tensor.shapeSignature) for tensor in stored]
+    dynamic = [index for index, signature in enumerate(signatures) if -1 in signature]
     if not dynamic:
         return None
     for index in graph.inputs:
@@ -52,10 +53,6 @@ def fixed_shapes(graph: Graph) -> Graph | None:
         known = index in runnable.consumers or index in runnable.producer
         edit.fix_shape(index, runner.shape(index) if known else graph.tensors[index].shape)
     return edit.graph()
-
-
-def _shape_signature(tensor: Any) -> Sequence[int]:
-    return () if tensor.shapeSignature is None else list(tensor.shapeSignature)
 
 
 def folded_constants(graph: Graph) -> Graph | None:
@@ -79,9 +76,7 @@ def folded_constants(graph: Graph) -> Graph | None:
 def integer_interface(graph: Graph, dtype: str | None) -> Graph | None:
     """Make float inputs before QUANTIZE, and float outputs after DEQUANTIZE, int8 or uint8.
 
-    Args:
-        graph: the graph.
-        dtype: "INT8" or "UINT8" for all inputs and outputs; None for the internal type.
+    `dtype` is "INT8" or "UINT8", the type of all inputs and outputs; None stands for the type inside the model.
     """
     edit = Edit(graph)
     for position, index in enumerate(graph.inputs):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compress.model.tflite.edit import SAME, VALID, Edit
-from compress.model.tflite.graph import Graph, Operator, Quantization, Tensor
+from compress.model.tflite.edit import SAME, VALID, Edit, reshape
+from compress.model.tflite.graph import Graph, Operator, Quantization
 from compress.targets.edgetpu.rewrites.elementwise import (
     is_per_tensor_8bit,
     replace_operator,
@@ -69,7 +69,7 @@ def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
     along, begin = int(axis.array().ravel()[0]) % len(x.shape), 0
     edit, _, _ = replace_operator(operator, graph)
     for out in graph.output_tensors(operator):
-        _slice(edit, x, along, begin, out.shape, out.index)
+        add_slice(edit, x.index, along, begin, out.shape, out.index)
         begin += out.shape[along]
     yield edit
 
@@ -81,8 +81,8 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
     shape = tuple(1 if axis == along else size for axis, size in enumerate(x.shape))
     for index, out in enumerate(graph.output_tensors(operator)):
         part = edit.like(x, f"part{index}", shape=shape)
-        _slice(edit, x, along, index, shape, part)
-        _reshape(edit, part, out)
+        add_slice(edit, x.index, along, index, shape, part)
+        reshape(edit, part, out.index, out.shape)
     yield edit
 
 
@@ -98,9 +98,9 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     shape = tuple(len(chosen) if axis == along else size for axis, size in enumerate(x.shape))
     part = out.index if shape == out.shape else edit.like(x, "part", shape=shape)
-    _slice(edit, x, along, chosen[0], shape, part)
+    add_slice(edit, x.index, along, chosen[0], shape, part)
     if part != out.index:
-        _reshape(edit, part, out)
+        reshape(edit, part, out.index, out.shape)
     yield edit
 
 
@@ -150,11 +150,7 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
 # --- parts ------------------------------------------------------------------------------
 
 
-def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], target: int) -> None:
-    starts = [begin if axis == along else 0 for axis in range(len(x.shape))]
-    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [target])
-
-
-def _reshape(edit: Edit, source: int, out: Tensor) -> None:
-    options = edit.options("ReshapeOptions", newShape=list(out.shape))
-    edit.add("RESHAPE", [source, edit.integers("shape", *out.shape)], [out.index], options)
+def add_slice(edit: Edit, source: int, along: int, begin: int, shape: Sequence[int], target: int) -> None:
+    """Add a SLICE with an output of the given shape, which begins at a position along one axis."""
+    starts = [begin if axis == along else 0 for axis in range(len(shape))]
+    edit.add("SLICE", [source, edit.integers("begin", *starts), edit.integers("size", *shape)], [target])

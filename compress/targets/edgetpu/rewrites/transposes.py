@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -108,7 +108,8 @@ def _move_behind(operator: Operator, order: list[int], graph: Graph) -> Iterator
         if index is None:
             return
         inputs.append(index)
-    transposed = [edit.like(out, "transposed", shape=_inverse(order, out.shape)) for out in outputs]
+    shapes = [[out.shape[axis] for axis in np.argsort(order)] for out in outputs]
+    transposed = [edit.like(out, "transposed", shape=shape) for out, shape in zip(outputs, shapes, strict=True)]
     edit.change(operator, inputs=inputs, outputs=transposed, options=_options_before_transpose(operator, order))
     for index, out in zip(transposed, outputs, strict=True):
         edit.add("TRANSPOSE", [index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
@@ -151,11 +152,6 @@ def _options_before_transpose(operator: Operator, order: list[int]) -> dict[str,
         bits = operator.option(mask, 0)
         options[mask] = sum((bits >> axis & 1) << order[axis] for axis in range(len(order)))
     return options
-
-
-def _inverse(order: list[int], shape: Sequence[int]) -> list[int]:
-    """Return the shape before a transpose that has the given shape after it."""
-    return [shape[axis] for axis in np.argsort(order)]
 
 
 def _order(operator: Operator | None, graph: Graph) -> list[int] | None:

@@ -11,6 +11,7 @@ from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, dequantized_constant, is_per_tensor_8bit
 
 MAX_RANK = 4
+"""Tensors of more dimensions need the newer version. Source: TFLite's op_version.cc."""
 
 
 def older_version(operator: Operator, graph: Graph) -> Iterator[Edit]:

@@ -120,11 +120,6 @@ def equal_bytes(network: OperatorSequence, count: int, parameter_bytes: Sequence
 
     Each cut is where the parameters before it are nearest to its share. Segments without an operator for the Edge TPU
     are avoided. Source: coral.ai/docs/edgetpu/pipeline.
-
-    Args:
-        network: the network.
-        count: the number of segments.
-        parameter_bytes: of each operator.
     """
     sums = [0, *accumulate(parameter_bytes)]
     cuts = [0]

@@ -23,6 +23,7 @@ from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
+from compress.targets.edgetpu.cost import EdgeTpuCost
 from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.placement import place
@@ -44,7 +45,7 @@ class Segment:
         stop: the index after its last operator.
         inputs: the tensors that it reads and does not compute.
         outputs: the tensors that it computes, and a later segment or the application reads.
-        estimate: its predicted latency and placement, as a separate model.
+        estimate: the predicted latency and placement of the segment as a separate model.
         risk: FITS, UNCERTAIN or STREAMS.
     """
 
@@ -78,7 +79,6 @@ class SplitGraph:
 
     Attributes:
         graph: the model; tensors that can cross have different names.
-        target: the Edge TPU.
         host: the host of the predictions.
         clock: the clock of the Edge TPU.
     """
@@ -129,7 +129,9 @@ class SplitGraph:
         count = len(self.graph.operators)
         inside: set[int] = set()  # a cut would divide the users of a variable
         for variable in (tensor.index for tensor in self.graph.tensors if tensor.is_variable):
-            users = [operator.index for operator in self.graph.operators if variable in _all_tensors(operator)]
+            users = [
+                operator.index for operator in self.graph.operators if variable in (*operator.inputs, *operator.outputs)
+            ]
             inside.update(range(min(users, default=0) + 1, max(users, default=0) + 1))
         tensors = self.graph.tensors
         positions = [0, count]
@@ -156,13 +158,16 @@ class SplitGraph:
         return estimate.array_layers(replace(self.graph, operators=tuple(self._able), inputs=inputs), self.target)
 
     @cached_property
+    def _costs(self) -> EdgeTpuCost:
+        return EdgeTpuCost(self.target)
+
+    @cached_property
     def _operator_ms(self) -> list[float]:
         """The time that each operator takes in every segment: on the array, or on the CPU."""
         able = {operator.index for operator in self._able}
-        model = self.target.cost
         times = [0.0] * len(self.graph.operators)
         for layer in self._layers:
-            times[layer.index] = model.of_operators([layer], 0, 0).compute_ms(self.clock)
+            times[layer.index] = self._costs.of_operators([layer], 0, 0).compute_ms(self.clock)
         for operator in self.graph.operators:
             if able and operator.index not in able:
                 pair = replace(self.graph, operators=(self._able[0], operator))
@@ -175,13 +180,12 @@ class SplitGraph:
             return self.segment(start, stop)
         inputs, outputs = self._ends(start, stop)
         tensors = self.graph.tensors
-        model = self.target.cost
         input_bytes = sum(tensors[index].elements for index in inputs)
-        output_bytes = sum(model.output_bytes(tensors[index].shape) for index in outputs)
-        cost = model.of_operators(self._layers_of(start, stop), input_bytes, output_bytes)
+        output_bytes = sum(self._costs.output_bytes(tensors[index].shape) for index in outputs)
+        cost = self._costs.of_operators(self._layers_of(start, stop), input_bytes, output_bytes)
         unavoidable = sum(cost.never_cached.values())
         risk = STREAMS if cost.streamed_bytes > unavoidable else FITS
-        if risk == FITS and cost.cached_bytes(cost.never_cached) > model.cache_bytes():
+        if risk == FITS and cost.cached_bytes(cost.never_cached) > self._costs.cache_bytes():
             risk = UNCERTAIN
         return _Cost(cost.latency_ms(self.host, self.clock), risk)
 
@@ -190,7 +194,7 @@ class SplitGraph:
         if self._unable_before[stop] == self._unable_before[start]:
             return 0.0
         layers = self._layers_of(start, stop)
-        array_ms = self.target.cost.of_operators(layers, 0, 0).latency_ms(self.host, self.clock) if layers else 0.0
+        array_ms = self._costs.of_operators(layers, 0, 0).latency_ms(self.host, self.clock) if layers else 0.0
         return array_ms + self._unable_ms[stop] - self._unable_ms[start]
 
     @cached_property
@@ -276,7 +280,7 @@ def prepare(graph: Graph, target: Target, host: str, clock: str) -> SplitGraph:
     """Return a model for splitting.
 
     Raises:
-        ModelError: it cannot be split, with the reason.
+        ModelError: the model is too large, or has control flow or resources.
     """
     if len(graph.operators) > MAX_OPERATORS:
         raise ModelError(f"has {len(graph.operators)} operators", allowed=f"at most {MAX_OPERATORS}")
@@ -310,10 +314,6 @@ def _in_order(tensors: Sequence[int] | dict[int, None], first: Sequence[int]) ->
     """Return tensors: those of `first` in its order, then the others."""
     known = [index for index in dict.fromkeys(first) if index in tensors]
     return known + [index for index in tensors if index not in known]
-
-
-def _all_tensors(operator: Operator) -> tuple[int, ...]:
-    return (*operator.inputs, *operator.outputs)
 
 
 def _size_bytes(tensor: Tensor) -> int:

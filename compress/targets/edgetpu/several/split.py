@@ -16,6 +16,7 @@ from compress.model.tflite.comparison import Runner, random_feed, without_unknow
 from compress.model.tflite.graph import Graph, serialize
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
+from compress.targets.edgetpu.rules import refusing_damaged
 from compress.targets.edgetpu.several import cuts as search
 from compress.targets.edgetpu.several.cuts import UNCERTAIN, Cuts
 from compress.targets.edgetpu.several.segments import Segment, SplitGraph, prepare
@@ -77,8 +78,7 @@ class Split:
     """A model in segments, verified.
 
     Attributes:
-        model: the model.
-        segments: its segments, one for each Edge TPU.
+        segments: the segments, one for each Edge TPU.
         choices: one Edge TPU, copies of the whole model, and pipelines of 2 segments and more.
         equal_bytes: the segments with equal parameter bytes; None if they were not requested, or do not exist.
         files: the .tflite file of each segment by its name.
@@ -159,7 +159,7 @@ class Split:
         return "\n".join(lines)
 
     def _commands(self) -> list[str]:
-        name = self.model.target.compiler_name
+        name = self.model.target.compiler.name
         return [f"{name} -s {file}" for file in self.files]
 
     def to_json(self) -> dict[str, Any]:
@@ -234,16 +234,11 @@ def _cpu_location(segment: Segment) -> str:
     return " and ".join(name for name, is_there in locations if is_there)
 
 
+@refusing_damaged(ArithmeticError)
 def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, compare: bool = False) -> Split:
     """Split a model into one segment for each Edge TPU, and verify the segments.
 
-    Args:
-        graph: the model, not compiled.
-        target: the Edge TPU.
-        tpus: the number of Edge TPUs.
-        host: the host that they are connected to.
-        clock: their clock.
-        compare: whether to compare with segments of equal parameter bytes.
+    With `compare`, the segments are compared with segments of equal parameter bytes.
 
     Raises:
         PipelineError: the number of Edge TPUs, the host or the clock is invalid.
@@ -252,13 +247,6 @@ def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, com
     if not 2 <= tpus <= MAX_TPUS:
         raise PipelineError(f"--tpus is {tpus}", allowed=f"2 to {MAX_TPUS}")
     estimate.estimate(graph, target, host, clock)  # refuses what the compiler will refuse
-    try:
-        return _split(graph, target, tpus, host, clock, compare)
-    except (IndexError, ValueError, ArithmeticError) as error:
-        raise ModelError(f"an operator or tensor is invalid ({error}): the file is damaged") from error
-
-
-def _split(graph: Graph, target: Target, tpus: int, host: str, clock: str, compare: bool) -> Split:
     model = prepare(graph, target, host, clock)
     choices = found_choices(model, tpus)
     if choices[-1].segments != tpus:

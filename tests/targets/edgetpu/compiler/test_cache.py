@@ -54,8 +54,6 @@ def test_what_is_kept_is_found(cache: Cache, find: Found, notes: list[str]) -> N
     assert entry(cache).name.endswith(f"-{VERSION}")
     assert entry(cache).stat().st_mode & 0o777 == 0o644
 
-
-def test_a_failure_is_kept_as_well(cache: Cache, find: Found) -> None:
     failed = CompilerRun(1, "it failed\u2713\n", {})
     cache.keep(b"model", ["-s"], VERSION, failed)
     assert find() == [(VERSION, failed)]
@@ -68,10 +66,10 @@ def test_the_newest_version_first(cache: Cache, find: Found) -> None:
     assert [version for version, _ in find(version="16.0.9")] == ["16.0.9"]
 
 
-@pytest.mark.parametrize("version", [None, "", "../16.0", "16.0/..", "16", "sixteen"])
-def test_without_a_version_nothing_is_kept(cache: Cache, version: str | None) -> None:
-    cache.keep(b"model", ["-s"], version, DONE)
-    assert not cache.folder.exists()
+def test_without_a_version_nothing_is_kept(cache: Cache) -> None:
+    for version in (None, "", "../16.0", "16.0/..", "16", "sixteen"):
+        cache.keep(b"model", ["-s"], version, DONE)
+        assert not cache.folder.exists()
 
 
 def test_a_folder_that_cannot_be_written(unwritable: Path) -> None:

@@ -19,11 +19,11 @@ from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 from compress.core.errors import StageError
 from compress.model.tflite import graph
 from compress.targets import load
-from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.base import CompilerSettings
 from compress.targets.edgetpu import compilation, compiler, inspection
-from compress.targets.edgetpu.compiler import Compiler, CompilerOptions
+from compress.targets.edgetpu.compiler import Compiler, output_names
 from compress.targets.edgetpu.compiler.cache import Cache
-from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
+from compress.targets.edgetpu.compiler.host import Docker, Host, Local, Ssh
 
 TARGET = load("edgetpu")
 MODEL = tiny.classifier()
@@ -42,16 +42,11 @@ def notes() -> list[str]:
 def make(programs: Programs, tmp_path: Path) -> Make:
     """Return a function that makes a Compiler on this machine, with a cache."""
 
-    def make(options: CompilerOptions | None = None, **changes: Any) -> Compiler:
-        usual: dict[str, Any] = {
-            "host": Local(programs.folder / "edgetpu_compiler", tmp_path / "here"),
-            "timeout_s": 60.0,
-            "retries": 2,
-            "cache": Cache(tmp_path / "cache"),
-            "version": None,
-            "usual": "16.0",
-        }
-        return Compiler(options=options or CompilerOptions(), **{**usual, **changes})
+    def make(settings: dict[str, Any] | None = None, **changes: Any) -> Compiler:
+        usual: dict[str, Any] = {"timeout_s": 60.0, "retries": 2, "cache": str(tmp_path / "cache")}
+        host = changes.pop("host", Local(programs.folder / "edgetpu_compiler", tmp_path / "here"))
+        version = changes.pop("usual", "16.0")
+        return Compiler(host, CompilerSettings(**{**usual, **(settings or {}), **changes}), version)
 
     return make
 
@@ -62,21 +57,22 @@ def make(programs: Programs, tmp_path: Path) -> Make:
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
-        (CompilerOptions(), ["-s"]),
-        (CompilerOptions(all_subgraphs=True), ["-s", "-a"]),
-        (CompilerOptions(min_runtime=13), ["-s", "-m", "13"]),
-        (CompilerOptions(num_segments=3), ["-s", "-n", "3"]),
-        (CompilerOptions(intermediate_tensors=("hidden", "scores")), ["-s", "-i", "hidden,scores"]),
-        (CompilerOptions(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
+        ({}, ["-s"]),
+        ({"all_subgraphs": True}, ["-s", "-a"]),
+        ({"min_runtime_version": 13}, ["-s", "-m", "13"]),
+        ({"num_segments": 3}, ["-s", "-n", "3"]),
+        ({"intermediate_tensors": ("hidden", "scores")}, ["-s", "-i", "hidden,scores"]),
+        ({"search_delegate": True, "child_timeout_s": 300}, ["-s", "-d", "-t", "300"]),
     ],
 )
-def test_options(make: Make, programs: Programs, options: CompilerOptions, arguments: list[str]) -> None:
-    programs.compiler(success(MODEL, names=options.outputs))
+def test_options(make: Make, programs: Programs, options: dict[str, Any], arguments: list[str]) -> None:
+    programs.compiler(success(MODEL, names=output_names(make(options).settings)))
     done = make(options).compile(MODEL, pytest.fail)
     assert done is not None
-    assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
-    assert set(done.files) == set(options.outputs)
     assert make(options, host=None).compile(MODEL, pytest.fail) == done  # from the cache
+    assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
+    names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
+    assert list(done.files) == (names if "num_segments" in options else ["model_edgetpu.tflite"])
 
 
 def test_what_is_expected_for_an_old_runtime() -> None:
@@ -88,34 +84,32 @@ def test_what_is_expected_for_an_old_runtime() -> None:
     def sides(runtime: int | None) -> str:
         settings = CompilerSettings(min_runtime_version=runtime)
         expected_check, _ = compilation.expected(parsed, settings, TARGET, None)
-        return "".join(op.placement[0] for op in expected_check.placement.ops)
+        return "".join(op.placement[0] for op in expected_check.ops)
 
     assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
-
-
-def test_the_names_of_segments() -> None:
-    assert CompilerOptions().outputs == ("model_edgetpu.tflite",)
-    names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
-    assert list(CompilerOptions(num_segments=3).outputs) == names
 
 
 def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     with pytest.raises(StageError, match=r"no operator computes a tensor 'hiden'"):
-        make(CompilerOptions(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
+        make({"intermediate_tensors": ("hidden", "hiden")}).compile(MODEL, pytest.fail)
     assert programs.asked() == []
 
 
 # --- the search for the compiler --------------------------------------------------------
 
 
+def found(**settings: Any) -> Host | None:
+    return compiler.find_compiler(CompilerSettings(**settings), "edgetpu_compiler", None)
+
+
 def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
-    assert compiler.find_compiler(None, None, None, TARGET, None) is None
+    assert found() is None
     path = programs.compiler(Answer())
-    assert compiler.find_compiler(None, None, None, TARGET, None) == Local(path)
+    assert found() == Local(path)
     path.chmod(0o644)
-    assert compiler.find_compiler(None, None, None, TARGET, None) is None
+    assert found() is None
 
 
 def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,44 +117,50 @@ def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(programs.folder)
     for setting in (str(path), "~/bin/mine", "mine"):
-        assert compiler.find_compiler(setting, None, None, TARGET, None) == Local(path)
-    assert compiler.find_compiler(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
-    assert compiler.find_compiler(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
+        assert found(compiler=setting) == Local(path)
+    assert found(docker="coral:16") == Docker("coral:16", "edgetpu_compiler")
+    assert found(ssh="me@there") == Ssh("me@there", "edgetpu_compiler")
 
 
-def test_identity(programs: Programs, tmp_path: Path) -> None:
+def test_identity(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler, only the content of the cache may change the result."""
-    cache = Cache(tmp_path / "cache")
-    assert compiler.identity(None, None) == {"compiler": "none"}
-    empty = compiler.identity(None, cache)
-    cache.keep(MODEL, ["-s"], VERSION, compiler_outcome())
-    assert compiler.identity(None, cache) != empty
-    host = Local(programs.compiler(Answer()))
-    assert compiler.identity(host, cache) == compiler.identity(host, None)
-    assert compiler.identity(host, None)["compiler"] not in ("none", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def identity(**settings: Any) -> dict[str, str]:
+        return compiler.identity(CompilerSettings(**settings), "edgetpu_compiler")
+
+    cache = tmp_path / "cache"
+    assert identity() == {"compiler": "none"}
+    empty = identity(cache=str(cache))
+    Cache(cache).keep(MODEL, ["-s"], VERSION, compiler_outcome())
+    assert identity(cache=str(cache)) != empty
+    program = str(programs.compiler(Answer()))
+    assert identity(compiler=program, cache=str(cache)) == identity(compiler=program)
+    assert identity(compiler=program)["compiler"] not in ("none", "")
 
 
 def compiler_outcome() -> Any:
     return compiler.CompilerRun(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
 
 
-def test_how_to_compile_names_the_command() -> None:
-    assert TARGET.tables["compiler"]["name"] in compiler.HOW_TO_COMPILE
-
-
-@pytest.mark.parametrize(
-    ("version", "known"), [(VERSION, "16.0"), ("15.0.340273435", "15.0"), ("14.1.317412892", None), (None, None)]
-)
-def test_versions_that_the_target_knows(version: str | None, known: str | None) -> None:
-    assert compiler.known_version(version, TARGET) == known
+def test_names_and_versions_that_the_target_knows() -> None:
+    assert TARGET.compiler.name in compiler.HOW_TO_COMPILE
+    versions = {VERSION: "16.0", "15.0.340273435": "15.0", "14.1.317412892": None, None: None}
+    assert {version: compiler.known_version(version, TARGET) for version in versions} == versions
 
 
 # --- results ----------------------------------------------------------------------------
 
 
-def test_neither_compiler_nor_result(make: Make) -> None:
+def test_success(make: Make, programs: Programs) -> None:
     assert make(host=None).compile(MODEL, pytest.fail) is None
     assert make(host=None, cache=None).compile(MODEL, pytest.fail) is None
+    programs.compiler(success(MODEL))
+    done = make().compile(MODEL, pytest.fail)
+    assert done is not None
+    assert done.log == LOG
+    assert done.files == {"model_edgetpu.tflite": compiled(MODEL)}
+    assert [report.version for report in done.reports] == [VERSION]
 
 
 def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str]) -> None:
@@ -216,10 +216,8 @@ def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs,
     assert make(host=None).compile(MODEL, pytest.fail) is None
 
 
-@pytest.mark.parametrize(
-    "options", [CompilerOptions(intermediate_tensors=("hidden",)), CompilerOptions(search_delegate=True)]
-)
-def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, options: CompilerOptions) -> None:
+@pytest.mark.parametrize("options", [{"intermediate_tensors": ("hidden",)}, {"search_delegate": True}])
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, options: dict[str, Any]) -> None:
     other = compiled(tiny.classifier(classes=5))
     programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
     assert make(options).compile(MODEL, pytest.fail) is not None
@@ -227,16 +225,17 @@ def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Progr
         make().compile(MODEL, lambda line: None)
 
 
-def test_a_compiler_that_says_it_succeeded_and_left_nothing(make: Make, programs: Programs, notes: list[str]) -> None:
-    programs.compiler(Answer("Edge TPU Compiler version 15.0.340273435\n"))
-    with pytest.raises(StageError, match="exit code 0, no error message and no compiled model"):
-        make().compile(MODEL, notes.append)
-
-
-def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: Programs, notes: list[str]) -> None:
-    programs.compiler(success(MODEL, log="too late\n", exit_code=1))
-    with pytest.raises(StageError, match="exit code 1, too late"):
-        make().compile(MODEL, notes.append)
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer("Edge TPU Compiler version 15.0.340273435\n"), "0, no error message and no compiled model"),
+        (success(MODEL, log="too late\n", exit_code=1), "1, too late"),
+    ],
+)
+def test_a_compiler_that_contradicts_itself(make: Make, programs: Programs, answer: Answer, message: str) -> None:
+    programs.compiler(answer)
+    with pytest.raises(StageError, match=f"exit code {message}"):
+        make().compile(MODEL, lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
     log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
     with pytest.raises(StageError, match="no operator of the model would run on the Edge TPU") as caught:
-        make(CompilerOptions(min_runtime=runtime)).compile(MODEL, notes.append)
+        make({"min_runtime_version": runtime}).compile(MODEL, notes.append)
     assert ("min_runtime_version" in caught.value.hint) == (runtime is not None)
 
 
@@ -274,9 +273,6 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
 def test_the_program_is_not_needed_twice(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     first = make().compile(MODEL, pytest.fail)
-    assert first is not None
-    assert (first.log, first.files) == (LOG, {"model_edgetpu.tflite": compiled(MODEL)})
-    assert [report.version for report in first.reports] == [VERSION]
     assert make().compile(MODEL, pytest.fail) == first
     assert len(programs.asked()) == 1
     shutil.rmtree(programs.folder)
@@ -290,10 +286,10 @@ def test_another_model_options_or_version_is_something_else(make: Make, programs
     programs.compiler(success(MODEL))
     make().compile(MODEL, pytest.fail)
     assert make(host=None).compile(tiny.classifier(seed=1), pytest.fail) is None
-    assert make(CompilerOptions(all_subgraphs=True), host=None).compile(MODEL, pytest.fail) is None
-    assert make(host=None, version="15.0").compile(MODEL, pytest.fail) is None
-    assert make(host=None, version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
-    assert make(CompilerOptions(child_timeout_s=9), host=None).compile(MODEL, pytest.fail) is not None
+    assert make({"all_subgraphs": True}, host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, compiler_version="15.0").compile(MODEL, pytest.fail) is None
+    assert make(host=None, compiler_version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
+    assert make({"child_timeout_s": 9}, host=None).compile(MODEL, pytest.fail) is not None
 
 
 def test_a_corrupt_entry_is_made_anew(make: Make, programs: Programs, notes: list[str]) -> None:
@@ -328,7 +324,9 @@ def test_a_well_formed_entry_that_is_not_true(
     job = make()
     assert job.cache is not None
     files = {} if content is None else {"model_edgetpu.tflite": content}
-    job.cache.keep(MODEL, job.options.arguments, VERSION, compiler.CompilerRun(0 if files else 1, log, files))
+    job.cache.keep(
+        MODEL, compiler.arguments(job.settings), VERSION, compiler.CompilerRun(0 if files else 1, log, files)
+    )
     done = job.compile(MODEL, notes.append)
     assert done is not None
     assert done.files["model_edgetpu.tflite"] == compiled(MODEL)
@@ -339,7 +337,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
     make: Make, programs: Programs, notes: list[str], unwritable: Path
 ) -> None:
     programs.compiler(success(MODEL))
-    assert make(cache=Cache(unwritable / "cache")).compile(MODEL, notes.append) is not None
+    assert make(cache=str(unwritable / "cache")).compile(MODEL, notes.append) is not None
     assert len(notes) == 1
     assert "cannot be cached" in notes[0]
 
@@ -347,17 +345,13 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
 # --- its version ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["16.0", VERSION, None])
-def test_the_version_that_was_asked_for(make: Make, programs: Programs, version: str | None) -> None:
+def test_the_version_that_is_required(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
-    assert make(version=version).compile(MODEL, pytest.fail) is not None
-
-
-@pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
-def test_another_version(make: Make, programs: Programs, version: str) -> None:
-    programs.compiler(success(MODEL))
-    with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
-        make(version=version).compile(MODEL, pytest.fail)
+    for version in ("15.0", "16.0.1"):
+        with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
+            make(compiler_version=version, cache=None).compile(MODEL, pytest.fail)
+    for required in ("16.0", VERSION, None):
+        assert make(compiler_version=required, cache=None).compile(MODEL, pytest.fail) is not None
 
 
 # --- recorded and real ------------------------------------------------------------------
@@ -373,7 +367,7 @@ def test_recorded_runs(make: Make, programs: Programs, path: Path) -> None:
     assert done is not None
     assert (done.log, done.files["model_edgetpu.tflite"]) == (path.read_text(), real)
     version = done.reports[0].version
-    again = make(host=None, version=version).compile(model, pytest.fail)
+    again = make(host=None, compiler_version=version).compile(model, pytest.fail)
     assert again == done
 
 

@@ -144,20 +144,17 @@ def test_a_compiler_that_is_not_there(host: Host) -> None:
 # --- single hosts -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF no program", b"#!/nonexistent/interpreter\n"])
-def test_a_file_that_is_no_program(programs: Programs, content: bytes) -> None:
+def test_a_setting_that_names_no_program(programs: Programs, tmp_path: Path) -> None:
     path = programs.compiler(Answer())
-    path.write_bytes(content)
-    with pytest.raises(StageError, match="the compiler cannot be run"):
-        Local(path).run(MODEL, ["-s"], OUT, 60.0)
-
-
-@pytest.mark.parametrize("kind", ["absent", "folder", "text"])
-def test_a_setting_that_names_no_program(tmp_path: Path, kind: str) -> None:
+    for content in (b"\x7fELF no program", b"#!/nonexistent/interpreter\n"):
+        path.write_bytes(content)
+        with pytest.raises(StageError, match="the compiler cannot be run"):
+            Local(path).run(MODEL, ["-s"], OUT, 60.0)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("#!/bin/sh\n")
-    with pytest.raises(StageError, match=r"is not an executable program; check compile\.compiler"):
-        Local(tmp_path / kind).run(MODEL, ["-s"], OUT, 60.0)
+    for kind in ("absent", "folder", "text"):
+        with pytest.raises(StageError, match=r"is not an executable program; check compile\.compiler"):
+            Local(tmp_path / kind).run(MODEL, ["-s"], OUT, 60.0)
     assert Local(tmp_path / "absent").identity() == "none"
 
 
@@ -219,18 +216,15 @@ def test_what_ssh_is_asked(programs: Programs) -> None:
     assert arguments[-2:] == ["--", "me@there"]
 
 
-def test_a_host_that_cannot_be_reached(programs: Programs) -> None:
+def test_a_host_that_cannot_be_reached_or_answers_something_else(programs: Programs) -> None:
     programs.ssh(refuses=True)
     with pytest.raises(StageError, match=r"ssh there: the compiler cannot be run.*Connection refused") as caught:
         Ssh("there", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 60.0)
     assert caught.value.exit_code == 5
-
-
-@pytest.mark.parametrize("answer", ["print('welcome')", "", "sys.stdout.write('x' * 100_000)"])
-def test_a_host_that_answers_something_else(programs: Programs, answer: str) -> None:
-    programs.write("ssh", answer)
-    with pytest.raises(StageError, match="the compiler cannot be run"):
-        Ssh("there", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 60.0)
+    for answer in ("print('welcome')", "", "sys.stdout.write('x' * 100_000)"):
+        programs.write("ssh", answer)
+        with pytest.raises(StageError, match="the compiler cannot be run"):
+            Ssh("there", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 60.0)
 
 
 def test_an_archive_is_never_unpacked_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

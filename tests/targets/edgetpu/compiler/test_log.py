@@ -21,6 +21,7 @@ from stand_in import FAILED, LOG, VERSION
 from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.compiler import log
 from compress.targets.edgetpu.compiler.log import (
     CompilerReport,
     StatusRow,
@@ -29,7 +30,7 @@ from compress.targets.edgetpu.compiler.log import (
     expected_report,
     parse,
 )
-from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED, place
 
 TARGET = load("edgetpu")
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
@@ -155,11 +156,7 @@ def test_a_failure() -> None:
     assert (report.errors, report.unknown) == (("ERROR: first", "Compilation failed!"), ("and what it means",))
     assert report.operations == ()
     assert report.mapped is None
-
-
-@pytest.mark.parametrize("text", ["", "\n \n\t\r\n"])
-def test_an_empty_log(text: str) -> None:
-    assert parse(text) == (CompilerReport(),)
+    assert parse("") == parse("\n \n\t\r\n") == (CompilerReport(),)
 
 
 def kept(report: CompilerReport) -> Counter[str]:
@@ -169,22 +166,12 @@ def kept(report: CompilerReport) -> Counter[str]:
     lines += [f"{row.op:<30} {row.count:<10} {row.status}" for row in report.operations]
     if report.version:
         lines.append(f"Edge TPU Compiler version {report.version}")
-    sizes = {
-        "On-chip memory used for caching model parameters": report.on_chip_bytes,
-        "On-chip memory remaining for caching model parameters": report.on_chip_remaining_bytes,
-        "On-chip memory available for caching model parameters": report.on_chip_available_bytes,
-        "Off-chip memory used for streaming uncached model parameters": report.off_chip_bytes,
-    }
-    for label, size in sizes.items():
+    for label, field in log._SIZES.items():
+        size = getattr(report, field)
         if size is not None:
             unit = next(unit for unit in ("MiB", "KiB", "B") if size >= units[unit] or unit == "B")
             lines.append(f"{label}: {size / units[unit]:.2f}{unit}")
-    numbers = {
-        "Number of Edge TPU subgraphs": report.subgraphs,
-        "Total number of operations": report.total,
-        "Number of operations that will run on Edge TPU": report.on_tpu,
-        "Number of operations that will run on CPU": report.on_cpu,
-    }
+    numbers = {label: getattr(report, field) for label, field in log._NUMBERS.items()}
     return Counter([*lines, *(f"{label}: {number}" for label, number in numbers.items() if number is not None)])
 
 
@@ -202,13 +189,13 @@ NOTHING_MORE = (
 
 
 @pytest.mark.parametrize(
-    "log",
+    "content",
     [LOG, MIXED, FAILED % "ERROR: x\n", *(pytest.param(path, id=path.parent.name, marks=shared) for path in LOGS)],
-    ids=lambda log: f"version-{log[26:30]}" if isinstance(log, str) else "",
+    ids=lambda content: f"version-{content[26:30]}" if isinstance(content, str) else "",
 )
-def test_no_line_is_lost(log: str | Path) -> None:
+def test_no_line_is_lost(content: str | Path) -> None:
     """Each line is in the report unchanged, or is one of those without further information."""
-    text = log if isinstance(log, str) else log.read_text()
+    text = content if isinstance(content, str) else content.read_text()
     (report,) = parse(text)
     lines = Counter(line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTHING_MORE))
     assert kept(report) == lines
@@ -237,11 +224,10 @@ def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction(
 
 @shared
 def test_placements_read_from_real_compiled_models() -> None:
-    rows = json.loads((EDGETPU / "pairs" / "index.json").read_text())
-    for row in rows:
+    for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
         folder = EDGETPU / "pairs" / row["name"]
         original, real = graph.read(folder / "model.tflite"), graph.read(folder / "compiled.tflite")
-        placement = actual_placement(check(original, TARGET).placement, original, [real], [])
+        placement = actual_placement(place(original, TARGET), original, [real], [])
         assert [op.placement for op in placement.ops] == row["placement"], row["name"]
 
 
@@ -253,11 +239,11 @@ def test_memory_as_the_compiler_prints_it() -> None:
         if any(re.fullmatch(r"[0-9.]+([KMG]i)?B", text) is None for text in (used, remaining, off) if text != "0"):
             continue
         used, remaining, off = ("0.00B" if text == "0" else text for text in (used, remaining, off))
-        log = f"Edge TPU Compiler version {version}\nInput model: m.tflite\n"
-        log += f"On-chip memory used for caching model parameters: {used}\n"
-        log += f"On-chip memory remaining for caching model parameters: {remaining}\n"
-        log += f"Off-chip memory used for streaming uncached model parameters: {off}\n"
-        (report,) = parse(log)
+        text = f"Edge TPU Compiler version {version}\nInput model: m.tflite\n"
+        text += f"On-chip memory used for caching model parameters: {used}\n"
+        text += f"On-chip memory remaining for caching model parameters: {remaining}\n"
+        text += f"Off-chip memory used for streaming uncached model parameters: {off}\n"
+        (report,) = parse(text)
         assert report.unknown == (), model
         assert None not in (report.on_chip_bytes, report.on_chip_remaining_bytes, report.off_chip_bytes), model
 
@@ -267,30 +253,17 @@ def test_memory_as_the_compiler_prints_it() -> None:
 ON = "On-chip memory used for caching model parameters"
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("0.00B", 0),
-        ("768.00B", 768),
-        ("66.00KiB", 66 * 1024),
-        ("7.67MiB", 7.67 * 2**20),
-        ("64MiB", 64 * 2**20),
-        ("1.50GiB", 1.5 * 2**30),
-        (" 2.00KiB  ", 2048),
-    ],
-)
-def test_memory(shown: str, expected: float) -> None:
-    (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
-    assert report.on_chip_bytes == expected
-    assert report.off_chip_bytes is None
-    assert report.unknown == ("first line", "last line")
-
-
-@pytest.mark.parametrize("shown", ["?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "nanB", "1.0B (?)", "٣B"])
-def test_memory_that_cannot_be_read_is_kept(shown: str) -> None:
-    (report,) = parse(f"{ON}: {shown}\n")
-    assert report.on_chip_bytes is None
-    assert report.unknown == (f"{ON}: {shown}",)
+def test_memory() -> None:
+    """What cannot be read is kept as an unknown line."""
+    sizes = {"0.00B": 0, "768.00B": 768, "66.00KiB": 66 * 1024, " 2.00KiB  ": 2048}
+    sizes |= {"7.67MiB": 7.67 * 2**20, "64MiB": 64 * 2**20, "1.50GiB": 1.5 * 2**30}
+    for shown, expected in sizes.items():
+        (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
+        assert (report.on_chip_bytes, report.off_chip_bytes) == (expected, None)
+        assert report.unknown == ("first line", "last line")
+    for shown in ("?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "nanB", "1.0B (?)", "٣B"):
+        (report,) = parse(f"{ON}: {shown}\n")
+        assert (report.on_chip_bytes, report.unknown) == (None, (f"{ON}: {shown}",))
 
 
 # --- against the prediction -------------------------------------------------------------
@@ -336,30 +309,19 @@ def test_differences() -> None:
     assert differences(real, CompilerReport()) == []  # a value that was not printed does not differ
 
 
-@pytest.mark.parametrize(
-    ("size", "shown", "same"),
-    [
-        (3_491_758, "3.33MiB", True),
-        (3_491_000, "3.33MiB", True),
-        (3_470_000, "3.33MiB", False),
-        (1285, "1.25KiB", True),
-        (1300, "1.25KiB", False),
-        (0, "0.00B", True),
-        (1, "0.00B", False),
-        (1023, "1.00KiB", True),
-    ],
-)
-def test_sizes_differ_by_more_than_the_printed_digits(size: int, shown: str, same: bool) -> None:
-    (real,) = parse(f"{ON}: {shown}\n")
-    assert differences(CompilerReport(on_chip_bytes=size), real) == (
-        [] if same else [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
-    )
+def test_sizes_differ_by_more_than_the_printed_digits() -> None:
+    same = [(3_491_758, "3.33MiB"), (3_491_000, "3.33MiB"), (1285, "1.25KiB"), (0, "0.00B"), (1023, "1.00KiB")]
+    other = [(3_470_000, "3.33MiB"), (1300, "1.25KiB"), (1, "0.00B")]
+    for size, shown in same + other:
+        (real,) = parse(f"{ON}: {shown}\n")
+        difference = [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
+        assert differences(CompilerReport(on_chip_bytes=size), real) == (difference if (size, shown) in other else [])
 
 
 def test_the_placement_that_the_compiled_model_has() -> None:
     content = tiny.classifier()
     original = graph.parse(content)
-    placement = check(original, TARGET).placement
+    placement = place(original, TARGET)
     assert actual_placement(placement, original, [graph.parse(compiled(content))], parse(LOG)) == placement
     real = LOG.replace(
         "FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {AFTER_CPU_OPERATOR}"
