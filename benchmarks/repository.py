@@ -1,4 +1,4 @@
-"""The folder of results, and the search path of all benchmarks: the repository and tests/support.
+"""The folder of results, and the search path of all benchmarks: the repository, tests/support and others.
 
 Import this module before modules of tests/support; ruff's import order keeps it first.
 """
@@ -19,4 +19,4 @@ def is_missing(path: Path) -> bool:
     return not path.exists()
 
 
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests" / "support")]
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests" / "support"), str(FOLDER / "others")]

@@ -202,7 +202,7 @@ def _package(folder: str, name: str) -> str:
 
 
 def _is_copy(path: str) -> bool:
-    files = ["stage.py", "pipeline/schema.py", "pipeline/store.py"]
+    files = ["pipeline/stage.py", "pipeline/schema.py", "pipeline/store.py"]
     if os.path.basename(path) == "deploy":
         files = ["contract/bundle.py", "contract/preprocessing.py"]
     return all(os.path.isfile(os.path.join(path, name)) for name in files)

@@ -10,7 +10,6 @@ The signature of the interpreter shows which options a runtime has; its version 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import os
 import re
@@ -93,12 +92,26 @@ class Runtime:
         return {"name": self.name, "version": self.version, "numpy": np.__version__, "kernels": list(self.kernels())}
 
 
-_INTERPRETERS = {
-    "ai_edge_litert": "interpreter",
-    "tflite_runtime": "interpreter",
-    "tensorflow": "lite.python.interpreter",
-}
-"""The module of the interpreter in each package, in the order of preference."""
+_PACKAGES = ("ai_edge_litert", "tflite_runtime", "tensorflow")
+"""The packages with an interpreter, in the order of preference."""
+
+
+def _import(name: str) -> Tuple[Any, Any]:
+    """Return one of _PACKAGES, and its module `interpreter`."""
+    if name == "ai_edge_litert":
+        import ai_edge_litert
+        from ai_edge_litert import interpreter
+
+        return ai_edge_litert, interpreter
+    if name == "tflite_runtime":
+        import tflite_runtime
+        from tflite_runtime import interpreter
+
+        return tflite_runtime, interpreter
+    import tensorflow
+    from tensorflow.lite.python import interpreter
+
+    return tensorflow, interpreter
 
 
 def find() -> Runtime:
@@ -108,14 +121,13 @@ def find() -> Runtime:
         RuntimeLibraryError: no runtime is installed, or it cannot be imported.
     """
     selected = os.environ.get("CORALLINE_RUNTIME", "")
-    if selected and selected not in _INTERPRETERS:
-        allowed = ", ".join(_INTERPRETERS)
+    if selected and selected not in _PACKAGES:
+        allowed = ", ".join(_PACKAGES)
         raise ArgumentError("CORALLINE_RUNTIME is %r" % selected, "set it to one of: %s" % allowed)
     broken = []
-    for name in [selected] if selected else list(_INTERPRETERS):
+    for name in [selected] if selected else _PACKAGES:
         try:
-            package = importlib.import_module(name)
-            module = importlib.import_module("%s.%s" % (name, _INTERPRETERS[name]))
+            package, module = _import(name)
         except ImportError as error:
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
                 broken.append("%s is installed but cannot be imported: %s" % (name, first_line(error)))

@@ -125,7 +125,7 @@ def _server_class() -> Any:
         if (error.name or "").partition(".")[0] not in ("waitress", "prometheus_client"):
             raise
         what = "serve needs Python 3.9 or newer with waitress and prometheus_client; this is Python %d.%d without %s"
-        hint = "python3 -m pip install 'coralline-deploy[serve]'"
+        hint = "python3 -m pip install 'waitress>=3.0.1,<4' 'prometheus_client>=0.20'"
         raise RuntimeLibraryError(what % (*sys.version_info[:2], error.name), hint, "no_waitress")
     return Server
 

@@ -19,7 +19,7 @@ from paths import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIRECT = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
 OPTIONAL = {line for lines in PROJECT["optional-dependencies"].values() for line in lines}
-OURS = {"compress", "coralline_pycoral", "deploy"}
+OURS = {"compress", "coralline_pycoral", "darwinn", "deploy"}
 CODE = sorted((ROOT / "compress").rglob("*.py"))
 EXTRAS = {
     "compress/pipeline/search": "postgresql",
@@ -29,7 +29,7 @@ EXTRAS = {
 """The parts of compress/ that import packages of an extra."""
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [
     path
-    for folder in ("benchmarks", "compress", "coralline_pycoral", "deploy", "docs", "examples", "models", "tests")
+    for folder in ("benchmarks", "compress", "coralline_pycoral", "darwinn", "deploy", "docs", "examples", "models", "tests")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".j2", ".yaml", ".toml")
 ]

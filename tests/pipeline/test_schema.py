@@ -171,8 +171,9 @@ def test_a_missing_key(refused: Callable[..., str], key: str, line: int, message
 def test_missing_data_and_stages(refused: Callable[..., str]) -> None:
     head = "schema_version: 1\nname: a\nmodel: {builder: digits_cnn}\n"
     missing = refused(head + "stages: []\n", 1)
-    assert missing.startswith(
-        "the key 'data' is missing; allowed: a pipeline without data, if the model is a quantized .tflite file, or "
+    assert missing == (
+        "the key 'data' is missing; allowed: a pipeline without data, if the model is a quantized .tflite file; "
+        "data: {source: {folder: {path: photos, labels: none}}} are photos without labels"
     )
     assert refused(head + "data: {source: digits}\n", 1) == "the key 'stages' is missing"
 
@@ -194,9 +195,8 @@ def test_a_source_without_its_file(refused: Callable[..., str]) -> None:
 
 def test_an_unknown_key_is_told_before_the_one_it_should_have_been(refused: Callable[..., str]) -> None:
     message = refused(COMPLETE.replace("digits: {}", "npz: {fil: x.npz}"), line_of("digits: {}"))
-    assert message.startswith(
-        "data.source.npz.fil: unknown key 'fil'; allowed: manifest, file, x, y, split, classes, targets; did you"
-    )
+    assert message.startswith("data.source.npz.fil: unknown key 'fil'; allowed: manifest, ")
+    assert message.endswith("; did you mean 'file'?")
 
 
 @pytest.mark.parametrize("key", ["a]", "", "0", "__class__", "model_config", "x" * 500])
