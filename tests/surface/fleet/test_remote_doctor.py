@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
-import shutil
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from remote_host import Host
 
 from compress.core.errors import PipelineError, StageError
 from compress.surface.cli.main import main
@@ -80,55 +76,23 @@ def test_a_host_without_python(there: Path) -> None:
         doctor.examine("ssh://board", "python-of-none", as_json=False)
 
 
-@pytest.fixture
-def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a real sshd on this host, which a client reaches with its own keys and known hosts."""
-    programs = {
-        name: shutil.which(name, path="/usr/bin:/usr/sbin:/bin:/sbin") for name in ("sshd", "ssh", "ssh-keygen")
-    }
-    if not all(programs.values()):
-        pytest.skip("OpenSSH is not installed")
-    for name in ("host", "me"):
-        command = [programs["ssh-keygen"], "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name]
-        subprocess.run(command, check=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"HostKey": "host", "AuthorizedKeysFile": "me.pub", "PidFile": "pid"}
-    lines = [f"{key} {tmp_path / name}" for key, name in settings.items()]
-    lines += [f"Port {port}", "ListenAddress 127.0.0.1", "StrictModes no", "UsePAM no", "PasswordAuthentication no"]
-    (tmp_path / "server").write_text("\n".join(lines) + "\n")
-    key = (tmp_path / "host.pub").read_text()
-    (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {key}")
-    client = f"UserKnownHostsFile {tmp_path}/known\nIdentityFile {tmp_path}/me\nStrictHostKeyChecking yes\n"
-    (tmp_path / "client").write_text(client)
+def test_over_a_real_sshd(server: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program `ssh` has the keys and the known hosts of a user."""
+    client = tmp_path / "client"
+    known = tmp_path / "known"
+    known.write_text(server.known.read_text())
+    client.write_text(f"UserKnownHostsFile {known}\nIdentityFile {server.folder}/user\nStrictHostKeyChecking yes\n")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {programs["ssh"]} -F {tmp_path}/client "$@"\n')
+    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {client} "$@"\n')
     (tmp_path / "bin" / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    log = tmp_path / "log"
-    with (
-        log.open("w") as stream,
-        subprocess.Popen([str(programs["sshd"]), "-D", "-e", "-f", str(tmp_path / "server")], stderr=stream) as process,
-    ):
-        try:
-            until = time.monotonic() + 10
-            while "listening" not in log.read_text().lower():
-                if process.poll() is not None or time.monotonic() > until:
-                    pytest.skip(f"sshd does not start: {log.read_text()[-200:]}")
-                time.sleep(0.05)
-            yield port
-        finally:
-            process.terminate()
-
-
-def test_over_a_real_sshd(sshd: int, tmp_path: Path) -> None:
     (tmp_path / "app" / "deploy").mkdir(parents=True)
     (tmp_path / "app" / "deploy" / "__init__.py").write_text("")
-    to = f"ssh://{getpass.getuser()}@127.0.0.1:{sshd}{tmp_path}/app"
+    to = f"ssh://{getpass.getuser()}@127.0.0.1:{server.port}{tmp_path}/app"
     text, code = doctor.examine(to, sys.executable, as_json=True)
     assert code in (0, 14)
     assert {"runtime", "shadow"} <= kinds(text)
-    (tmp_path / "known").write_text("")  # the client does not know the host
+    known.write_text("")  # the client does not know the host
     with pytest.raises(StageError, match="cannot be reached: Host key verification failed"):
         doctor.examine(to, sys.executable, as_json=True)
 
