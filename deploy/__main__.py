@@ -250,9 +250,9 @@ def _pipeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _pipeline(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy.runner import segment_files
+    from deploy.runner import pipeline
 
-    return segment_files.run(arguments)
+    return pipeline.run(arguments)
 
 
 COMMANDS = {
@@ -351,7 +351,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         _discard_stdout()
         return EXIT_PIPE
     except OSError as error:
-        from deploy.runner.system_errors import file_error
+        from deploy.contract.errors import file_error
 
         explained = file_error(error)
         return _fail(arguments, explained.to_json(), str(explained))

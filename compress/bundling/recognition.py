@@ -26,9 +26,9 @@ from compress.model.tflite import graph as graphs
 from compress.model.tflite.interpreter import LoadedModel, version
 from compress.tasks.classification import class_scores
 from deploy.contract import bundle, confidence, pictures
-from deploy.contract.class_heads import Head, LinearHead, imprinted
 from deploy.contract.confidence import Confidence
 from deploy.contract.decoding import parsed
+from deploy.contract.embedding import Head, LinearHead, imprinted
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 from deploy.contract.tensors import TensorDescription

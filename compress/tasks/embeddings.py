@@ -25,7 +25,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.regression import WITHOUT_CLASSES
-from deploy.contract.class_heads import ALIKE, alike
+from deploy.contract.embedding import ALIKE, alike
 
 SHARPNESS = 10.0
 """Factor of cosines before the softmax of the supervised contrastive loss: the inverse of its temperature 0.1."""

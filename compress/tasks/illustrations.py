@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from compress.data.types import Objects
 from compress.tasks.base import AnswerDifference, Drawn, Illustrator, Image, Rows
-from deploy.contract import captions, shapes
-from deploy.contract.captions import Caption
+from deploy.contract import shapes
 from deploy.contract.detection import Detections, Detector
 from deploy.contract.image_geometry import NO_CLASS
+from deploy.contract.shapes import Caption
 from deploy.contract.suppression import overlaps
 
 BLOCK = 64
@@ -111,7 +111,7 @@ class ObjectsIllustrator(Illustrator):
         objects = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
         texts = [_without_score(text) for text in shapes.draw_objects(image, objects)[::-1]]
         counts = Counter(text.text for text in texts).most_common()
-        captions.write(image, texts)
+        shapes.write_captions(image, texts)
         return Drawn(image, _listed([f"{count} {name}" for name, count in counts], "no object"))
 
     def answers(self, image: Image, sample: int) -> list[Drawn]:
@@ -120,7 +120,7 @@ class ObjectsIllustrator(Illustrator):
 
     def _drawn(self, image: Image, detections: Detections) -> Drawn:
         texts = shapes.draw_objects(image, detections)
-        captions.write(image, texts)
+        shapes.write_captions(image, texts)
         return Drawn(image, _listed([text.text for text in texts[::-1]], "no object"))
 
     def _shown(self, *pair: Detections) -> list[Detections]:
@@ -216,7 +216,9 @@ class MasksIllustrator(Illustrator):
         ordered = sorted(shares, key=lambda label: (-shares[label], label))
         texts = [self._name(image, mask, label, shares[label]) for label in ordered if label]
         labels = filter(None, ordered)
-        captions.write(image, [t for t, label in zip(texts, labels, strict=True) if shares[label] > SMALLEST_NAMED])
+        shapes.write_captions(
+            image, [t for t, label in zip(texts, labels, strict=True) if shares[label] > SMALLEST_NAMED]
+        )
         return Drawn(image, _listed([text.text for text in texts], "no class but the first"))
 
     def _name(self, image: Image, mask: NDArray[np.int64], label: int, share: float) -> Caption:

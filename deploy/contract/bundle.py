@@ -18,7 +18,7 @@ therefore detected, also in the tables of the archive. The first member is `mani
 TASK is one of TASKS. ROLE is `original` (float), `int8` or `compiled`; there is at least one. TENSOR is {"name",
 "tensor", "shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`); its name is the same for all roles.
 `labels` is empty for models without classes. `lookup` is the table of an embedding outside of the model
-(`deploy.contract.lookup`), and missing for other models.
+(`deploy.contract.tensors`), and missing for other models.
 
 Golden inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a
 stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
@@ -49,9 +49,8 @@ import numpy as np
 from deploy.contract import confidence, decoding, embedding
 from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
-from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
-from deploy.contract.tensors import TensorDescription, TensorLayout
+from deploy.contract.tensors import Lookup, TensorDescription, TensorLayout
 
 if TYPE_CHECKING:
     from deploy.contract.trust import TrustFolder

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
-from deploy.contract.orientation import EXIF, IGNORE
+from deploy.contract.pictures import EXIF, IGNORE
 from deploy.contract.text import MAX_BYTES
 
 

@@ -1,7 +1,10 @@
 """Decoding of image files: training, `runner.pyz run` and `serve` all use this module.
 
-An EXIF orientation is applied (`deploy.contract.orientation`). Transparency is ignored. Of 16-bit values the upper 8
-bits are used; images with more bits are refused. Decoding needs Pillow 8 or newer.
+Transparency is ignored. Of 16-bit values the upper 8 bits are used; images with more bits are refused. Decoding needs
+Pillow 8 or newer.
+
+A camera stores the pixels as its sensor delivers them, and the EXIF orientation in which viewers show them (Exif 2.32,
+4.6.4). Pillow reads it from JPEG, PNG (a chunk before the image data) and WebP. An orientation in XMP is not used.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from deploy.contract.errors import ImageError
-from deploy.contract.orientation import EXIF, IGNORE, UPRIGHT, oriented, read
 from deploy.contract.resizing import LONGEST
 from deploy.contract.step import Array
 
@@ -22,8 +24,23 @@ DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
 HINT = "use another image, or a .npy array"
 CONVERT = "convert it to JPEG, for example with `heif-convert` or `mogrify -format jpg`"
 _BLOCK_PIXELS = 1 << 20
+"""The number of pixels that are converted to grey at once; chosen, so that the sums take 4 MB."""
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+EXIF = "exif"
+"""The setting that applies the orientation."""
+IGNORE = "ignore"
+"""The setting that uses the pixels as they are stored."""
+UPRIGHT = 1
+"""The orientation of an image that is shown as it is stored."""
+TRANSPOSED = (5, 6, 7, 8)
+"""The orientations that swap height and width."""
+FLIPPED_DOWN = (3, 4, 7, 8)
+"""The orientations that reverse the rows, after the transposition."""
+FLIPPED_ACROSS = (2, 3, 6, 7)
+"""The orientations that reverse the columns, after the transposition."""
+_TAG = 0x0112
+"""Of the orientation in EXIF."""
 
 
 def decode(
@@ -49,7 +66,7 @@ def decode(
     try:
         with module.open(io.BytesIO(content), formats=formats) as image:
             check_size(image.size[0], image.size[1], max_pixels)
-            applied = UPRIGHT if orientation == IGNORE else read(image)
+            applied = UPRIGHT if orientation == IGNORE else orientation_of(image)
             return oriented(pixels(image, channels), applied)
     except module.UnidentifiedImageError:
         raise unknown_format(content)
@@ -74,6 +91,33 @@ def pillow() -> Any:
         what = "Pillow %s is too old for photos; version 8 or newer is needed" % PIL.__version__
         raise ImageError(what, "python3 -m pip install --upgrade pillow")
     return Image
+
+
+def oriented(pixels: Array, orientation: int) -> Array:
+    """Return an image [height, width, channels] as viewers show it."""
+    if orientation in TRANSPOSED:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in FLIPPED_DOWN:
+        pixels = pixels[::-1]
+    if orientation in FLIPPED_ACROSS:
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def orientation_of(image: Any) -> int:
+    """Return the EXIF orientation of an image that Pillow has opened, and not yet loaded: 1 to 8; 1 if there is none.
+
+    `image.getexif()` is not used: whether the orientation in XMP counts depends on the version of Pillow.
+    """
+    from PIL import Image
+
+    exif = Image.Exif()
+    try:
+        exif.load(image.info.get("exif", b""))
+        orientation = exif.get(_TAG)
+    except Exception:  # noqa: BLE001 - Pillow raises exceptions of every type for a damaged block
+        return UPRIGHT
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else UPRIGHT
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:

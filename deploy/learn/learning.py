@@ -18,9 +18,8 @@ from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.class_heads import Head, imprinted, unit
 from deploy.contract.confidence import log_softmax
-from deploy.contract.embedding import References
+from deploy.contract.embedding import Head, References, imprinted, unit
 from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
 

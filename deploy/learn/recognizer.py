@@ -21,9 +21,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 import numpy as np
 
 from deploy.contract import confidence
-from deploy.contract.class_heads import Head, imprinted
 from deploy.contract.durable_files import write_atomically
-from deploy.contract.embedding import References
+from deploy.contract.embedding import Head, References, imprinted
 from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
 from deploy.learn import learning, learnt_file

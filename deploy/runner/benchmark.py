@@ -9,14 +9,18 @@
    runs, so that this is not timed.
    The inputs are those of the first golden sample; zeros without one.
 5. Soak, optional: the medians of windows over a longer time, with the temperatures.
+
+The result says why it is not comparable with others, if it is not: the condition, its effect, and what to do.
 """
 
 from __future__ import annotations
 
 import array
 import dataclasses
+import os
 import resource
 import time
+from math import isfinite
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -25,18 +29,41 @@ from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
 from deploy.runner import host as machine
 from deploy.runner import probe
-from deploy.runner.comparability import doubts
-from deploy.runner.energy import EnergyMeter
 from deploy.runner.measurement import Measured, describe, measured, missing
 from deploy.runner.model import Model
+from deploy.runner.problems import SET_PERFORMANCE
 from deploy.runner.runtime import InferenceSession
 
 MAX_RUNS = 1_000_000
+"""The largest number of timed inferences; chosen: their times take 32 MB."""
 CHUNK_S = 0.5
+"""How long runs follow each other before temperatures and clocks are read; chosen."""
 _PEAK = "peak resident memory of this process, including Python and numpy"
 Progress = Callable[[str], None]
 Reading = Dict[str, Any]
 """Temperatures, clock and throttling at one moment."""
+BUSY = 0.5
+"""The load average per core above which a host is busy."""
+DRIFT = 1.10
+"""The largest ratio between the medians of the last and the first third of a steady run."""
+CLOCK_MOVED = 0.8
+"""The smallest ratio between the lowest and the highest clock of a comparable run."""
+THROTTLING = {1: "under-voltage", 2: "frequency capped", 4: "throttled", 8: "soft temperature limit"}
+"""The Raspberry Pi's bits for its present state: see `host.throttled`."""
+MEANING = {
+    "usb_2": ("inputs and parameters take 3 to 10 times longer", "use a USB 3 port and its own cable"),
+    "powersave": ("the processor runs below its frequency", SET_PERFORMANCE),
+    "busy_host": ("other processes took part of the time", "stop other processes; list them with: top"),
+    "throttled": ("the processor ran below its normal speed", "use a 5 V supply of 3 A or more, and cool the board"),
+    "hot": ("hot processors are throttled", "cool the board, and measure again"),
+    "clock_moved": ("the runs were measured at different clocks", SET_PERFORMANCE),
+    "not_steady": ("the host was not in a steady state", "measure again, with --seconds 30"),
+}
+"""Effect and remedy of each kind."""
+Facts = Dict[str, Any]
+UNIT = "mJ"
+MAX_GAP_S = 2.0
+"""The longest time between two readings, and between the measurement and a reading before or after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +75,7 @@ class BenchmarkSettings:
         seconds: the duration of the steady state, limited to MAX_RUNS inferences.
         warmup: the number of inferences before the timed ones.
         soak_s: the duration of the soak; 0: no soak.
-        meter: the file of a power meter (see `energy`).
+        meter: the file of a power meter (see `EnergyMeter`).
     """
 
     runs: int = 200
@@ -267,3 +294,131 @@ def text(result: Dict[str, Any]) -> str:
         lines.append("  %-22s drift %s" % ("soak", describe(result["soak"]["drift"])))
     lines += ["not comparable: %(what)s; %(why)s; to do: %(hint)s" % doubt for doubt in result["doubts"]]
     return "\n".join(lines)
+
+
+def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
+    """Return all reasons against comparing a measurement with others.
+
+    Args:
+        result: the result of `bench` so far: `model`, `host`, `trace`.
+        after: `host.facts` after the measurement.
+        times: the result of `timed`.
+    """
+    reasons = _host_doubts(result["host"], result["model"]["device"] != "cpu")
+    readings = [*result["trace"], after]
+    throttling = _throttling(readings)
+    if throttling:
+        reasons["throttled"] = "the board reports: %s" % ", ".join(throttling)
+    sensors = [sensor for row in readings for sensor in row["temperatures_c"].items()]
+    name, celsius = max(sensors, key=lambda sensor: sensor[1], default=("", 0.0))
+    if celsius >= machine.HOT_CPU_C:
+        reasons["hot"] = "%s reached %.0f degrees" % (name, celsius)
+    clocks = [row["clock_mhz"] for row in readings if row["clock_mhz"]]
+    if clocks and min(clocks) < CLOCK_MOVED * max(clocks):
+        reasons["clock_moved"] = "the processor's clock changed between %.0f and %.0f MHz" % (min(clocks), max(clocks))
+    third = max(len(times) // 3, 1)
+    runs = times[:, 3] - times[:, 0]
+    drift = float(np.median(runs[-third:]) / np.median(runs[:third]))
+    if len(times) >= 30 and not 1 / DRIFT <= drift <= DRIFT:
+        reasons["not_steady"] = "the last third of the runs took %.2f times as long as the first" % drift
+    rows = []
+    for kind, what in reasons.items():
+        why, hint = MEANING[kind]
+        rows.append({"kind": kind, "what": what, "why": why, "hint": hint})
+    return rows
+
+
+def _host_doubts(host: Facts, on_tpu: bool) -> Dict[str, str]:
+    """Return the doubts about the state of the host before the measurement: kind and message."""
+    reasons = {}
+    speeds = [tpu["speed_mbps"] for tpu in host["edge_tpus"] if tpu["speed_mbps"]]
+    if on_tpu and speeds and min(speeds) < machine.USB3_MBPS:
+        reasons["usb_2"] = "the Edge TPU is on USB 2 (%d Mbit/s)" % min(speeds)
+    if "powersave" in (host["governor"] or ""):
+        reasons["powersave"] = "the CPU governor is powersave"
+    cores = host["cores"] or os.cpu_count() or 1
+    if host["load"] is not None and host["load"] > BUSY * cores:
+        reasons["busy_host"] = "the load average before the measurement was %.1f on %d cores" % (host["load"], cores)
+    return reasons
+
+
+def _throttling(readings: List[Facts]) -> List[str]:
+    bits = 0
+    for row in readings:
+        bits |= row["throttled"] or 0
+    return [name for bit, name in THROTTLING.items() if bits & bit]
+
+
+class EnergyMeter:
+    """The energy from the creation of this object to `end`, from the file of a power meter or from RAPL.
+
+    The counters of the processor (RAPL) are used without a file. The file has one line for each reading: time in
+    seconds since 1970, a comma, watts. A header line is skipped. The program of the meter may write the file while the
+    measurement runs::
+
+        time,watts
+        1732222000.10,3.41
+        1732222000.20,3.44
+
+    Args:
+        meter: the path of a meter's file, or None.
+    """
+
+    def __init__(self, meter: Optional[str]) -> None:
+        self._meter = meter
+        self._counters = machine.energy_counters()
+        self._start = time.time()
+
+    def end(self, inferences: int) -> Measured:
+        """Return the energy per inference, including everything else that the meter or the counters measure.
+
+        Raises:
+            ArgumentError: the meter's file has a line without two numbers.
+        """
+        end = time.time()
+        if self._meter is not None:
+            return _from_meter(_readings(self._meter), self._start, end, inferences)
+        return _from_counters(self._counters, machine.energy_counters(), inferences)
+
+
+def _from_counters(before: Dict[str, Any], after: Dict[str, Any], inferences: int) -> Measured:
+    names = sorted(set(before) & set(after))
+    if not names:
+        return missing(UNIT, "no meter")
+    used = sum((after[name]["uj"] - before[name]["uj"]) % max(before[name]["range_uj"], 1) for name in names)
+    note = "RAPL counters of %s: all work of the processor, without the Edge TPU" % ", ".join(names)
+    return measured(used / 1000 / inferences, UNIT, note)
+
+
+def _readings(path: str) -> List[Tuple[float, float]]:
+    rows: List[Tuple[float, float]] = []
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        lines = stream.read().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            at, watts = (float(part) for part in line.split(",")[:2])
+            if not (isfinite(at) and isfinite(watts)):
+                raise ValueError
+        except ValueError:
+            if number == 1 or number == len(lines):  # the header; the line that the meter is writing
+                continue
+            what = "%s:%d: %r is not in the form time,watts" % (path, number, line[:80])
+            raise ArgumentError(what, "write one reading per line")
+        rows.append((at, watts))
+    return sorted(rows)
+
+
+def _from_meter(rows: List[Tuple[float, float]], start: float, end: float, inferences: int) -> Measured:
+    near = [row for row in rows if start - MAX_GAP_S <= row[0] <= end + MAX_GAP_S]
+    duration = end - start
+    if len(near) < 2 or near[0][0] > start + MAX_GAP_S or near[-1][0] < end - MAX_GAP_S:
+        return missing(UNIT, "the meter's file has no readings of these %.1f s" % duration)
+    times, watts = np.array(near).T
+    longest_gap = np.diff(times).max()
+    if longest_gap > MAX_GAP_S:
+        return missing(UNIT, "the meter's file has a gap of %.1f s" % longest_gap)
+    at = np.concatenate([[start], times[(times > start) & (times < end)], [end]])
+    power = np.interp(at, times, watts)
+    joules = float((np.diff(at) * (power[1:] + power[:-1]) / 2).sum())
+    note = "meter, %d readings over %.1f s, mean %.2f W, idle power included" % (len(near), duration, joules / duration)
+    return measured(joules * 1000 / inferences, UNIT, note)

@@ -15,8 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deploy.contract.bundle import ARRAYS_IN_IMAGE, Bundle
-from deploy.contract.class_heads import alike
 from deploy.contract.detection import agreement
+from deploy.contract.embedding import alike
 from deploy.contract.errors import DeviceError, EdgeTpuError
 from deploy.contract.preprocessing import Array
 from deploy.contract.shapes import class_at

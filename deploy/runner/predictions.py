@@ -12,12 +12,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from deploy.contract.detection import BOX_ORDER
 from deploy.contract.durable_files import write_atomically
-from deploy.contract.errors import ArgumentError, DeviceError, FileError, ImageError
+from deploy.contract.errors import ArgumentError, DeviceError, FileError, ImageError, file_error
 from deploy.runner import drawing, samples, tiles
 from deploy.runner.answers import to_json
+from deploy.runner.drawing import DrawnFiles
 from deploy.runner.model import Model
-from deploy.runner.output_files import DrawnFiles
-from deploy.runner.system_errors import file_error
 
 Row = Dict[str, Any]
 Show = Callable[[str], None]

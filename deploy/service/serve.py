@@ -16,8 +16,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from deploy.contract import bundle, trust
-from deploy.contract.errors import ArgumentError, EdgeTpuError, RuntimeLibraryError
-from deploy.runner.system_errors import address_error
+from deploy.contract.errors import ArgumentError, EdgeTpuError, RuntimeLibraryError, address_error
 from deploy.service.admission import ServiceLimits, host_name
 
 MIN_TOKEN = 16

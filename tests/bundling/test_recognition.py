@@ -19,7 +19,7 @@ from compress.pipeline.stages.package import Package
 from compress.tasks import TASKS
 from deploy import Model, Recognizer
 from deploy.contract import bundle
-from deploy.contract.class_heads import CosineHead
+from deploy.contract.embedding import CosineHead
 
 
 def unknown_folder(folder: Path) -> Path:

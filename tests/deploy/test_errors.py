@@ -13,9 +13,8 @@ from pathlib import Path
 import devices
 import pytest
 
-from deploy.contract.errors import INSTALL
-from deploy.runner import system_errors
-from deploy.runner.system_errors import address_error, file_error
+from deploy.contract import errors
+from deploy.contract.errors import INSTALL, address_error, file_error
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_path
 
 
-@pytest.mark.parametrize("number", sorted(system_errors._CAUSES))
+@pytest.mark.parametrize("number", sorted(errors._CAUSES))
 def test_every_cause_is_a_sentence_with_a_hint(number: int) -> None:
     error = file_error(OSError(number, os.strerror(number), "/a/b"))
     assert error.exit_code == 6
@@ -113,7 +112,10 @@ def test_serve_without_its_libraries(library: str) -> None:
     done = subprocess.run(command, env=devices.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 11
     assert done.stderr.count("\n") == 1
-    assert f"without {library}; to do: python3 -m pip install 'waitress>=3.0.1,<4' 'prometheus_client>=0.20'" in done.stderr
+    assert (
+        f"without {library}; to do: python3 -m pip install 'waitress>=3.0.1,<4' 'prometheus_client>=0.20'"
+        in done.stderr
+    )
     assert json.loads(done.stdout)["error"]["kind"] == "no_waitress"
 
 

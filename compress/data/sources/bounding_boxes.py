@@ -25,7 +25,7 @@ from compress.data.sources.images import (
     refuse_other_format,
 )
 from compress.data.types import SPLITS, Objects, Split
-from deploy.contract import orientation as exif
+from deploy.contract import pictures
 
 BEYOND = 1.0
 """Number of pixels that a box may extend beyond its image, because programs round or count from 1. It is cut off
@@ -96,7 +96,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
-            orientation = exif.read(image)
+            orientation = pictures.orientation_of(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         with path.open("rb") as stream:
             refuse_other_format(stream.read(256), str(path))
@@ -115,12 +115,12 @@ def pixels(path: Path, settings: DecodedImages, observed: Observed | None = None
 def oriented(boxes: NDArray[Any], orientation: int) -> NDArray[Any]:
     """Return boxes [k, 4] (ymin, xmin, ymax, xmax) after the rotation and mirroring of their image by an EXIF
     orientation."""
-    if orientation in exif.TRANSPOSED:
+    if orientation in pictures.TRANSPOSED:
         boxes = boxes[:, [1, 0, 3, 2]]
     top, left, bottom, right = boxes.T
-    if orientation in exif.FLIPPED_DOWN:
+    if orientation in pictures.FLIPPED_DOWN:
         top, bottom = 1 - bottom, 1 - top
-    if orientation in exif.FLIPPED_ACROSS:
+    if orientation in pictures.FLIPPED_ACROSS:
         left, right = 1 - right, 1 - left
     return np.stack([top, left, bottom, right], axis=1)
 
@@ -225,7 +225,7 @@ class Frame(NamedTuple):
     @property
     def shown_size(self) -> tuple[int, int]:
         """Height and width of the decoded image."""
-        return self.size if self.orientation in exif.TRANSPOSED else self.size[::-1]
+        return self.size if self.orientation in pictures.TRANSPOSED else self.size[::-1]
 
 
 def frame_of(image: AnnotatedImage, setting: str) -> Frame:
@@ -236,16 +236,16 @@ def frame_of(image: AnnotatedImage, setting: str) -> Frame:
         DataError: the image is missing, or of another size than annotated.
     """
     size, orientation = head_of(image.path, image.where)
-    quarter_turn = orientation in exif.TRANSPOSED and size[0] != size[1]
-    applied = orientation if setting == exif.EXIF else exif.UPRIGHT
+    quarter_turn = orientation in pictures.TRANSPOSED and size[0] != size[1]
+    applied = orientation if setting == pictures.EXIF else pictures.UPRIGHT
     if image.is_relative:
-        return Frame(size[::-1] if applied in exif.TRANSPOSED else size, exif.UPRIGHT, False)
+        return Frame(size[::-1] if applied in pictures.TRANSPOSED else size, pictures.UPRIGHT, False)
     if image.size in (None, size):
-        certain = orientation == exif.UPRIGHT or (quarter_turn and image.size is not None)
+        certain = orientation == pictures.UPRIGHT or (quarter_turn and image.size is not None)
         return Frame(size, applied, not certain)
     if quarter_turn and applied == orientation and image.size == size[::-1]:
-        return Frame(size[::-1], exif.UPRIGHT, False)
-    rotated = f" (rotated by viewers, EXIF orientation {orientation})" if orientation != exif.UPRIGHT else ""
+        return Frame(size[::-1], pictures.UPRIGHT, False)
+    rotated = f" (rotated by viewers, EXIF orientation {orientation})" if orientation != pictures.UPRIGHT else ""
     ignored = (
         "; set `orientation: exif` to apply the EXIF orientation" if quarter_turn and applied != orientation else ""
     )

@@ -18,8 +18,16 @@ from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from deploy.contract import pictures
 from deploy.contract.errors import ImageError
-from deploy.contract.orientation import IGNORE, UPRIGHT, oriented, read
-from deploy.contract.pictures import CONVERT, MAX_PIXELS, phone_format, pixels
+from deploy.contract.pictures import (
+    CONVERT,
+    IGNORE,
+    MAX_PIXELS,
+    UPRIGHT,
+    orientation_of,
+    oriented,
+    phone_format,
+    pixels,
+)
 
 MAX_IMAGE_BYTES = 256 << 20
 JPEG = dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG")
@@ -139,7 +147,7 @@ class DecodedImages(Settings):
         try:
             with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
                 check_size(image.size, where)
-                orientation = UPRIGHT if self.orientation == IGNORE else read(image)
+                orientation = UPRIGHT if self.orientation == IGNORE else orientation_of(image)
                 if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
                     with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                         again.verify()

@@ -20,7 +20,7 @@ from compress.data.sources import bounding_boxes
 from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, DecodedImages, Observed, check_size
 from compress.data.splits import at_random
 from compress.data.yaml_description import Description
-from deploy.contract import orientation as exif
+from deploy.contract import pictures
 from deploy.contract.image_geometry import NO_CLASS
 
 VALUES = 256
@@ -180,11 +180,11 @@ class Masks(DecodedImages, Stored):
             what = f"has the value {values[row, column]} in row {row}, column {column}"
             raise DataError(what, where=str(mask), allowed=allowed, hint="check data.source.masks.classes")
         (width, height), orientation = bounding_boxes.head_of(image, str(mask))
-        applied = orientation if self.orientation == exif.EXIF else exif.UPRIGHT
+        applied = orientation if self.orientation == pictures.EXIF else pictures.UPRIGHT
         if values.shape == (height, width):
-            turned: NDArray[np.uint8] = exif.oriented(classes.astype(np.uint8)[..., np.newaxis], applied)[..., 0]
+            turned: NDArray[np.uint8] = pictures.oriented(classes.astype(np.uint8)[..., np.newaxis], applied)[..., 0]
             return turned
-        if applied in exif.TRANSPOSED and values.shape == (width, height):
+        if applied in pictures.TRANSPOSED and values.shape == (width, height):
             return classes.astype(np.uint8)
         size = f"{values.shape[1]}x{values.shape[0]}"
         raise DataError(

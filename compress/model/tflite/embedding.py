@@ -15,7 +15,7 @@ from compress.core.errors import ModelError
 from compress.model.tflite.dequantization import real_values
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
-from deploy.contract.class_heads import LinearHead
+from deploy.contract.embedding import LinearHead
 
 OUTPUT = "coralline_embedding"
 """The name of the output."""

@@ -14,8 +14,7 @@ from compress.core.errors import ModelError
 from compress.model.tflite import graph, limits
 from compress.model.tflite import lookup as lookup_tables
 from compress.model.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
-from deploy.contract.lookup import Lookup
-from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
+from deploy.contract.tensors import Lookup, TensorDescription, TensorLayout, as_row
 
 SAMPLES_TOGETHER = 16
 """Samples in one request to the process of the runtime."""

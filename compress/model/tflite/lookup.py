@@ -1,7 +1,7 @@
 """The lookup table of a .tflite file whose input is the rows of an embedding: it is in the metadata of the file.
 
 So the file alone is complete: whoever runs it here finds the table, and every edit of the graph keeps it. Runtimes and
-compilers ignore metadata that they do not know. The device gets the table from the bundle (`deploy.contract.lookup`).
+compilers ignore metadata that they do not know. The device gets the table from the bundle (`deploy.contract.tensors`).
 """
 
 from __future__ import annotations

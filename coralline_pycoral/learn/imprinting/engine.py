@@ -20,7 +20,7 @@ from coralline_pycoral.learn.head_file import (
     LastLayer,
     with_layer,
 )
-from deploy.contract.class_heads import unit
+from deploy.contract.embedding import unit
 from deploy.contract.preprocessing import Array
 
 

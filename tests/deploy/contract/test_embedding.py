@@ -11,7 +11,7 @@ import pytest
 import small_shop
 
 from deploy.contract import bundle
-from deploy.contract.class_heads import imprinted, unit
+from deploy.contract.embedding import imprinted, unit
 
 
 def repacked(change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> bytes:

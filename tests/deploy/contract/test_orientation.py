@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.contract import orientation
+from deploy.contract import pictures
 from deploy.contract.decoding import parsed
 
 PHOTO = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
@@ -27,7 +27,7 @@ def photo(value: int, form: str = "PNG") -> bytes:
 
 def read(content: bytes) -> int:
     with Image.open(io.BytesIO(content)) as image:
-        return orientation.read(image)
+        return pictures.orientation_of(image)
 
 
 def tiff(order: str = "<", kind: int = 3, value: int = 6) -> bytes:
@@ -73,7 +73,7 @@ def test_a_damaged_block_has_an_orientation_too() -> None:
         for place in random.integers(0, 64, 3):
             block[place : place + 1] = bytes([random.integers(256)])
         stand_in = SimpleNamespace(info={"exif": bytes(block)})
-        assert orientation.read(stand_in) in range(1, 9)
+        assert pictures.orientation_of(stand_in) in range(1, 9)
 
 
 def test_the_manifest() -> None:

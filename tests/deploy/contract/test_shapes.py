@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deploy.contract import captions, shapes
+from deploy.contract import shapes
 from deploy.contract.detection import Detections
 
 
@@ -19,9 +19,9 @@ def test_labels_name_classes_and_the_best_box_is_on_top() -> None:
     assert tuple(canvas[20, 89]) == shapes.colour_of(5)
     assert not canvas[20, 60].any()
     named = canvas.copy()
-    captions.write(named, [])
+    shapes.write_captions(named, [])
     assert np.array_equal(named, canvas)
-    captions.write(named, texts)
+    shapes.write_captions(named, texts)
     assert not np.array_equal(named, canvas)
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.contract import decoding, text
-from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
-from deploy.contract.tensors import TensorDescription
+from deploy.contract.tensors import Lookup, TensorDescription
 
 TOKENS = Preprocessing([{"tokens": {"length": 6, "buckets": 1000}}])
 INPUT = TensorDescription("x", "x", (1, 4, 3), "int8", 0.5, 0)

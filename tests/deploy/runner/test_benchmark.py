@@ -15,10 +15,9 @@ import pytest
 from deploy import Model
 from deploy.contract import bundle
 from deploy.contract.errors import ArgumentError
-from deploy.runner import benchmark, energy
+from deploy.runner import benchmark
 from deploy.runner import host as machine
-from deploy.runner.benchmark import BenchmarkSettings
-from deploy.runner.comparability import MEANING, doubts
+from deploy.runner.benchmark import MEANING, BenchmarkSettings, doubts
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +132,7 @@ def test_energy_from_a_meter(tmp_path: Path) -> None:
     now = time.time()
     rows = [f"{now + step / 10:.3f},{3.0 if step < 0 else 4.0}" for step in range(-20, 40)]
     path.write_text("\n".join(["time,watts", *rows, "17322"]) + "\n")
-    meter = energy.EnergyMeter(str(path))
+    meter = benchmark.EnergyMeter(str(path))
     meter._start = now - 0.5
     time.sleep(0.5)
     consumption = meter.end(100)
@@ -152,7 +151,7 @@ def test_energy_from_a_meter(tmp_path: Path) -> None:
     ],
 )
 def test_a_meter_that_was_not_there(rows: list[tuple[float, float]], says: str) -> None:
-    consumption = energy._from_meter([(1000.0 + at, watts) for at, watts in rows], 1000.0, 1003.0, 1)
+    consumption = benchmark._from_meter([(1000.0 + at, watts) for at, watts in rows], 1000.0, 1003.0, 1)
     assert (consumption["how"], says in consumption["note"]) == ("missing", True), consumption
 
 
@@ -161,18 +160,18 @@ def test_a_meter_file_of_something_else(tmp_path: Path) -> None:
     for line in ("3,nan", "and then"):
         path.write_text(f"time,watts\n1,2\n{line}\n4,5\n")
         with pytest.raises(ArgumentError, match=f"meter.csv:3: '{line}' is not in the form time,watts"):
-            energy.EnergyMeter(str(path)).end(1)
+            benchmark.EnergyMeter(str(path)).end(1)
 
 
 def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counters = iter([{"package-0": {"uj": energy_uj, "range_uj": 1000.0}} for energy_uj in (900.0, 400.0)])
     monkeypatch.setattr(machine, "energy_counters", lambda: next(counters))
-    consumption = energy.EnergyMeter(None).end(10)
+    consumption = benchmark.EnergyMeter(None).end(10)
     assert consumption["value"] == pytest.approx(0.05)  # 500 uJ, with a wrap-around of the counter
     assert "without the Edge TPU" in consumption["note"]
 
 
 def test_energy_without_a_meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    consumption = energy.EnergyMeter(None).end(10)
+    consumption = benchmark.EnergyMeter(None).end(10)
     assert (consumption["how"], consumption["note"], consumption["value"]) == ("missing", "no meter", None)

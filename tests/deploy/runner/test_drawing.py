@@ -15,7 +15,7 @@ from detector_files import photo
 from PIL import Image
 
 from deploy import __main__ as command
-from deploy.contract import captions, shapes
+from deploy.contract import shapes
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, ImageError
@@ -112,9 +112,9 @@ def test_odd_answers() -> None:
 
 
 def test_names_in_other_scripts() -> None:
-    assert captions.printable("caf\u00e9 \u00fc") == "cafe u"
-    assert captions.is_printable("caf\u00e9")
-    assert not captions.is_printable("\u732b")
+    assert shapes.printable("caf\u00e9 \u00fc") == "cafe u"
+    assert shapes.is_printable("caf\u00e9")
+    assert not shapes.is_printable("\u732b")
     assert shapes.title("\u732b", 3, 0.5).ascii_text == "class 3 0.50"
 
 
@@ -163,8 +163,8 @@ def test_text_grows_with_the_image() -> None:
 
 
 def test_text_without_a_scalable_font(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captions, "_font", lambda height: None)
-    letters = captions._letters("dog 0.5", 60)
+    monkeypatch.setattr(shapes, "_font", lambda height: None)
+    letters = shapes._letters("dog 0.5", 60)
     assert letters.shape == (55, 6 * 7 * 5)  # the letters of 11 pixels, five times as large
     assert (letters.reshape(11, 5, 42, 5) == letters.reshape(11, 5, 42, 5)[:, :1, :, :1]).all()
     test_text_grows_with_the_image()
@@ -196,7 +196,7 @@ def test_a_mask_leaves_out_what_the_model_has_not_seen() -> None:
 def test_chosen_labels_are_lines() -> None:
     chosen = ChosenLabels({}, np.array([0.9, 0.2, 0.8], np.float32), ["a", "b"])
     result = drawing.drawn(np.zeros((100, 100, 3), np.uint8), chosen, stand_in("multi_label"))
-    assert 2 * captions.LEAST_HEIGHT - 4 <= result.any(axis=(1, 2)).sum() <= 2 * captions.LEAST_HEIGHT + 6
+    assert 2 * shapes.LEAST_HEIGHT - 4 <= result.any(axis=(1, 2)).sum() <= 2 * shapes.LEAST_HEIGHT + 6
 
 
 def test_an_image_that_the_format_cannot_hold() -> None:

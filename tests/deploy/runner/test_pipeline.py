@@ -24,8 +24,7 @@ from compress.targets.edgetpu.several.split import split
 from deploy import __main__ as command
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.contract.tensors import TensorDescription
-from deploy.runner import segment_files
-from deploy.runner.pipeline import LoadedSegment, SegmentPipeline
+from deploy.runner.pipeline import LoadedSegment, SegmentPipeline, _devices, load
 
 
 class Session:
@@ -124,11 +123,11 @@ def test_wrong_orders_and_devices_are_refused() -> None:
     with pytest.raises(ArgumentError, match="in their order"):
         SegmentPipeline([[LoadedSegment("x", session) for session in sessions]])
     with pytest.raises(ArgumentError, match="3 segments and 2 devices"):
-        segment_files._devices(["a", "b", "c"], ["usb:0", "usb:1"])
+        _devices(["a", "b", "c"], ["usb:0", "usb:1"])
     with pytest.raises(ArgumentError, match="twice"):
-        segment_files._devices(["a", "b"], ["usb:0", "usb:0"])
-    assert segment_files._devices(["a_edgetpu.tflite", "b_edgetpu.tflite"], []) == [":0", ":1"]
-    assert segment_files._devices(["a", "b"], ["cpu"]) == ["cpu", "cpu"]
+        _devices(["a", "b"], ["usb:0", "usb:0"])
+    assert _devices(["a_edgetpu.tflite", "b_edgetpu.tflite"], []) == [":0", ":1"]
+    assert _devices(["a", "b"], ["cpu"]) == ["cpu", "cpu"]
 
 
 def network() -> bytes:
@@ -159,9 +158,9 @@ def test_segments_give_the_outputs_of_the_model(folder: Path, tmp_path: Path) ->
     model_path.write_bytes(network())
     random = np.random.default_rng(2)
     inputs = [{"image": random.integers(-128, 128, (1, 8, 8, 4)).astype(np.int8)} for _ in range(5)]
-    with segment_files.load([str(folder)], ["cpu"] * 6, kernels="reproducible") as segments:
+    with load([str(folder)], ["cpu"] * 6, kernels="reproducible") as segments:
         actual = [row["total"] for row in segments.stream(inputs)]
-    with segment_files.load([str(model_path)], kernels="reproducible") as one:
+    with load([str(model_path)], kernels="reproducible") as one:
         expected = [row["total"] for row in one.stream(inputs)]
     assert all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
 

@@ -1,7 +1,7 @@
 """Cut the lookup of an embedding off a model: what remains takes the rows of the table.
 
 A lookup takes indices, which have no 8-bit form, and the Edge TPU's compiler does not map it. So it happens before the
-quantized model (`deploy.contract.lookup`).
+quantized model (`deploy.contract.tensors`).
 """
 
 from __future__ import annotations
