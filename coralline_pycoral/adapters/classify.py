@@ -11,12 +11,7 @@ from deploy.contract.preprocessing import Array
 
 
 class Class(NamedTuple):
-    """A class and its score.
-
-    Attributes:
-        id: the index of the class.
-        score: its score.
-    """
+    """A class, by its index, and its score."""
 
     id: int
     score: float
@@ -41,13 +36,7 @@ def get_scores(interpreter: Any) -> Array:
 def get_classes_from_scores(
     scores: Array, top_k: float = float("inf"), score_threshold: float = -float("inf")
 ) -> List[Class]:
-    """Return the best classes, the highest score first.
-
-    Args:
-        scores: flat and dequantized.
-        top_k: the largest number of classes.
-        score_threshold: the lowest score.
-    """
+    """Return the best classes for flat and dequantized scores, the highest score first."""
     count = min(top_k, len(scores))
     # The order of equal scores is that of pycoral: argpartition, then a stable sort. A count of 0 gives all classes.
     best = np.argpartition(scores, -count)[-count:]  # type: ignore[arg-type]

@@ -14,12 +14,7 @@ from deploy.contract.preprocessing import Array
 
 
 def output_tensor(interpreter: Any, i: int) -> Array:
-    """Return the memory of an output tensor.
-
-    Args:
-        interpreter: the interpreter.
-        i: the index of the output.
-    """
+    """Return the memory of an output tensor."""
     tensor: Array = interpreter.tensor(interpreter.get_output_details()[i]["index"])()
     return tensor
 

@@ -13,14 +13,7 @@ from deploy.runner.answers import decoder
 
 
 class BBox(NamedTuple):
-    """A box.
-
-    Attributes:
-        xmin: the left border.
-        ymin: the upper border.
-        xmax: the right border.
-        ymax: the lower border.
-    """
+    """A box: its left, upper, right and lower border."""
 
     xmin: float
     ymin: float
@@ -83,13 +76,7 @@ class BBox(NamedTuple):
 
 
 class Object(NamedTuple):
-    """A detected object.
-
-    Attributes:
-        id: the index of its class.
-        score: its score.
-        bbox: its box, in pixels of the image.
-    """
+    """A detected object: the index of its class, its score, and its box in pixels of the image."""
 
     id: int
     score: float

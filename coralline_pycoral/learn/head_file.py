@@ -49,10 +49,8 @@ class FileTensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        shape: its shape.
         kind: its type, such as UINT8.
         scale: its scale; 1 for floats.
-        zero_point: its zero point.
         content: its values if it is constant; otherwise empty.
     """
 
@@ -71,9 +69,6 @@ class FileTensor(NamedTuple):
 
 class HeadFile:
     """A parsed .tflite file with one graph.
-
-    Args:
-        content: the file.
 
     Raises:
         ValueError, struct.error, IndexError: the file is damaged.

@@ -9,12 +9,9 @@ _NUMBERED = re.compile(r"(\d+)[:\s]+(.*)", re.DOTALL)
 
 
 def read_label_file(file_path: str) -> Dict[int, str]:
-    """Return the class names by class index.
+    """Return the class names in a text file, UTF-8, by class index.
 
     A line is `3:cat`, `3 cat` or `cat`. A name without an index has the number of its line, from 0.
-
-    Args:
-        file_path: a text file, UTF-8.
     """
     labels = {}
     with open(file_path, encoding="utf-8") as stream:

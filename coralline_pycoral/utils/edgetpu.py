@@ -22,12 +22,7 @@ _ZIP = b"PK\x03\x04"
 
 
 class BundledInterpreter(NamedTuple):
-    """The origin of an interpreter that was made from a bundle.
-
-    Attributes:
-        bundle: the verified bundle.
-        role: the model in use.
-    """
+    """The verified bundle that an interpreter was made from, and the role of the model in use."""
 
     bundle: bundle.Bundle
     role: str
@@ -85,10 +80,7 @@ def bundle_of(interpreter: Any) -> Optional[BundledInterpreter]:
 
 
 def load_edgetpu_delegate(options: Optional[Dict[str, Any]] = None) -> Any:
-    """Return a delegate of libedgetpu.
-
-    Args:
-        options: options of libedgetpu, such as `device`.
+    """Return a delegate of libedgetpu with its options, such as `device`.
 
     Raises:
         ValueError: libedgetpu cannot open the Edge TPU.

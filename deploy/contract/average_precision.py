@@ -25,10 +25,7 @@ Truth = Tuple[Array, Array]
 def average_precision(answers: Sequence[Detections], truth: Sequence[Truth], classes: int) -> Dict[str, Any]:
     """Return the average precision of a detector.
 
-    Args:
-        answers: the detections of each image.
-        truth: the objects of each image, in the same order.
-        classes: the number of classes.
+    `truth` has the objects of each image, in the order of `answers`.
 
     Returns:
         `ap`: the mean over IoU thresholds and classes; `ap50`: at a threshold of 0.5; `per_class`: `ap`, `ap50` and

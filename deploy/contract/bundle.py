@@ -98,8 +98,6 @@ class BundledModel(NamedTuple):
     """The description of a model in the manifest.
 
     Attributes:
-        file: the member with the .tflite file.
-        inputs: its inputs, in the order of the model.
         outputs: its outputs; for a detector boxes and scores, for other models in the order of the model.
         lookup: the lookup for its only input; None: samples have the values of the input.
     """

@@ -85,14 +85,9 @@ def log_softmax(logits: Array, temperature: float = 1.0) -> Array:
 
 
 def logits_of(scores: Array, form: str, step: float) -> Array:
-    """Return logits from the class scores [n, classes] of a model.
+    """Return logits from the dequantized class scores [n, classes] of a model.
 
     A quantized probability of 0 counts as half a step: its logarithm would be infinite.
-
-    Args:
-        scores: the scores, dequantized.
-        form: "probabilities" or "scores".
-        step: the quantization step of probabilities.
     """
     if form != "probabilities":
         return scores
@@ -100,15 +95,11 @@ def logits_of(scores: Array, form: str, step: float) -> Array:
 
 
 def fitted_temperature(logits: Array, labels: Array) -> float:
-    """Return the temperature with the smallest mean cross entropy.
+    """Return the temperature with the smallest mean cross entropy of logits [n, classes] and correct classes, int [n].
 
     The correct class has the probability (n + 1) / (n + 2), not 1. Otherwise a few samples without an error would
     give a temperature of 0, and all answers a confidence of 1. Source: Platt, Probabilistic Outputs for Support
     Vector Machines, 1999.
-
-    Args:
-        logits: float [n, classes].
-        labels: the correct classes, int [n].
     """
     low, high = np.log(TEMPERATURES)
     count, classes = logits.shape
@@ -126,11 +117,9 @@ def fitted_temperature(logits: Array, labels: Array) -> float:
 
 
 def calibration_error(confidences: Array, right: Array) -> float:
-    """Return the expected calibration error (ECE) with BINS bins of equal width.
+    """Return the expected calibration error (ECE) of answers with confidences [n], of which some are `right`: bool [n].
 
-    Args:
-        confidences: the confidence of each answer, from 0 to 1: [n].
-        right: whether each answer is right: bool [n].
+    The BINS bins have equal widths.
     """
     bins = np.minimum((np.asarray(confidences) * BINS).astype(np.int64), BINS - 1)
     error = 0.0

@@ -80,11 +80,7 @@ class Detections:
         return self.taken(self.scores >= score)
 
     def taken(self, kept: Array) -> Detections:
-        """Return some of the detections.
-
-        Args:
-            kept: bool [k].
-        """
+        """Return the detections for which `kept`, bool [k], is true."""
         points = None if self.keypoints is None else self.keypoints[kept]
         return Detections(self.boxes[kept], self.classes[kept], self.scores[kept], self.labels, points)
 
@@ -135,7 +131,7 @@ class DetectorParts:
 
 
 class Detector:
-    """A parsed specification.
+    """A parsed specification. Methods with `maths` take arrays, or tensors with `keras.ops` instead of numpy.
 
     Args:
         specification: as in the module's docstring; all but `maps` may be left out.
@@ -165,11 +161,7 @@ class Detector:
         return any(entry["part"] == "objectness" for entry in self.specification["tensors"])
 
     def output_sizes(self, classes: int) -> List[Tuple[int, int]]:
-        """Return the number of locations of each output, and the number of values for each of them.
-
-        Args:
-            classes: the number of classes.
-        """
+        """Return the number of locations of each output, and the number of values for each of them."""
         return [(self._count(entry), self._width(entry["part"], classes)) for entry in self.specification["tensors"]]
 
     def classes_of(self, values: int) -> int:
@@ -186,11 +178,7 @@ class Detector:
         return classes
 
     def misfit(self, shapes: Sequence[Any]) -> Optional[str]:
-        """Return why outputs are not those of the detector; None if they are.
-
-        Args:
-            shapes: the shapes of the outputs, with the batch.
-        """
+        """Return why outputs of these shapes, with the batch, are not those of the detector; None if they are."""
         entries = self.specification["tensors"]
         if len(shapes) != len(entries):
             return "%d outputs instead of %d" % (len(shapes), len(entries))
@@ -205,12 +193,7 @@ class Detector:
         return None
 
     def split(self, rows: Array, maths: Any = np) -> List[Array]:
-        """Return the outputs in rows [n, values], in which they are flattened and joined.
-
-        Args:
-            rows: an array or a tensor.
-            maths: numpy, or `keras.ops` for tensors.
-        """
+        """Return the outputs in rows [n, values], in which they are flattened and joined."""
         sizes = [count * width for count, width in self.output_sizes(self.classes_of(int(rows.shape[1])))]
         return list(maths.split(rows, np.cumsum(sizes)[:-1].tolist(), axis=1))
 
@@ -263,11 +246,9 @@ class Detector:
         return both if self.specification["objectness"] == "product" else maths.sqrt(both)
 
     def located(self, raw: Array, which: Any = slice(None)) -> Array:
-        """Return raw boxes of some locations as (ymin, xmin, ymax, xmax), cut off at the image's border: float32.
+        """Return raw boxes [k, values] as (ymin, xmin, ymax, xmax), cut off at the image's border: float32.
 
-        Args:
-            raw: float [k, values].
-            which: their locations; all by default.
+        `which` are their locations; all by default.
         """
         boxes = self.corners(np.asarray(raw, np.float32), self.at.taken(which))
         return np.clip(boxes, 0, 1).astype(np.float32)

@@ -5,7 +5,8 @@ mean direction of the embeddings of each class as its weights, and the cosine wi
 and Lowe, Low-Shot Learning with Imprinted Weights, CVPR 2018. Here the mean of all reference embeddings is subtracted
 first: outputs of ReLU have no negative values, so that all their cosines are large otherwise.
 
-A bundle says which output is the embedding, and has the last dense layer and reference embeddings. With these the device adds classes without compiling: see `deploy.learn.recognizer`. The manifest's entry `embedding`::
+A bundle says which output is the embedding, and has the last dense layer and reference embeddings. With these the
+device adds classes without compiling: see `deploy.learn.recognizer`. The manifest's entry `embedding`::
 
     {"output": NAME, "head": {"weights": file, "biases": file} or null,
      "references": {"training": {"embeddings": file, "labels": file}, "validation": {...}}}
@@ -77,13 +78,9 @@ def alike(first: Array, second: Array) -> Array:
 
 
 def imprinted(embeddings: Array, labels: Array, classes: int, centre: Array) -> CosineHead:
-    """Return the head whose directions are the mean directions of each class.
+    """Return the head whose directions are the mean directions of the embeddings, float32 [n, values], of each class.
 
-    Args:
-        embeddings: float32 [n, values].
-        labels: the class of each: int [n].
-        classes: the number of classes. The direction of a class without embeddings is zero.
-        centre: see `CosineHead`.
+    The direction of a class without embeddings is zero.
     """
     directions = unit(embeddings - centre)
     means = np.zeros((classes, embeddings.shape[1]), np.float32)

@@ -102,11 +102,7 @@ class RuntimeLibraryError(DeviceError):
 
 
 class UnexpectedError(DeviceError):
-    """A request of the service failed because of a bug. The log of the service has the traceback.
-
-    Args:
-        error: the exception.
-    """
+    """A request of the service failed because of a bug. The log of the service has the traceback."""
 
     kind = "unexpected"
 

@@ -30,12 +30,7 @@ STEPS = ("resize", "crop", "pad", "colour", "scale", "normalize", "clip")
 
 
 class AffineMap(NamedTuple):
-    """The map from fractions of an image to fractions of the model's input: scale * fraction + shift.
-
-    Attributes:
-        scale: for y and x.
-        shift: for y and x.
-    """
+    """The map from fractions of an image to fractions of the model's input: scale * fraction + shift, for y and x."""
 
     scale: Pair
     shift: Pair
@@ -109,11 +104,9 @@ def moves_positions(preprocessing: Preprocessing) -> bool:
 
 
 def mask_in_input(preprocessing: Preprocessing, mask: Array) -> Array:
-    """Return the mask of an image as the mask of the model's input, with the nearest pixel and NO_CLASS in borders.
+    """Return the mask of an image, uint8 [height, width], as the mask of the model's input.
 
-    Args:
-        preprocessing: the steps.
-        mask: the class of each pixel: uint8 [height, width].
+    Each pixel of the input gets the class of the nearest pixel, and borders get NO_CLASS.
 
     Returns:
         uint8 [height, width] of the input.

@@ -105,11 +105,7 @@ class Normalize(Step):
             raise PreprocessingError("std must be larger than 0, not %r" % (list(self.std),))
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the same shape.
-
-        Raises:
-            PreprocessingError: it has another number of channels than the step.
-        """
+        """Return the same shape."""
         for values in (self.mean, self.std):
             if len(values) not in (1, shape[-1]):
                 raise PreprocessingError("normalize has %d numbers for %d channels" % (len(values), shape[-1]))
@@ -152,11 +148,7 @@ class Colour(Step):
     """The channels of the sample. Images that Coralline or Pillow decodes are rgb; frames of OpenCV are bgr."""
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the shape of the result.
-
-        Raises:
-            PreprocessingError: it is not an image with these channels.
-        """
+        """Return the shape of the result."""
         height, width, channels = image(shape, "colour")
         expected = 1 if self.from_ == "grey" else 3
         if channels != expected:
@@ -191,11 +183,7 @@ class Reshape(Step):
             )
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the new shape.
-
-        Raises:
-            PreprocessingError: it has another number of values.
-        """
+        """Return the new shape."""
         known = abs(count(self.shape))  # without the -1
         quotient, rest = divmod(count(shape), known)
         if rest or (quotient != 1 and -1 not in self.shape):
@@ -215,11 +203,7 @@ class Squeeze(Step):
     """The index of the axis; -1 is the last one."""
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the shape without this axis.
-
-        Raises:
-            PreprocessingError: it has no such axis of length 1.
-        """
+        """Return the shape without this axis."""
         rank = len(shape)
         if not -rank <= self.axis < rank or shape[self.axis] != 1 or rank == 1:
             raise PreprocessingError("axis %d of %r is not one of length 1" % (self.axis, list(shape)))

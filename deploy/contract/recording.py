@@ -44,15 +44,7 @@ class RecordingError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """An open WAV file; the stream is at its values.
-
-    Attributes:
-        stream: the file.
-        rate: the frames per second.
-        channels: the values of a frame.
-        sample_format: the format of the values.
-        frames: the number of frames.
-    """
+    """An open WAV file; the stream is at its values. A frame has a value for each channel; `rate` is in Hz."""
 
     stream: BinaryIO
     rate: int
@@ -80,11 +72,7 @@ def is_wav(content: Bytes) -> bool:
 
 
 def opened(stream: BinaryIO, total: int) -> Recording:
-    """Read the header of a WAV file, up to its values.
-
-    Args:
-        stream: the file, at its start.
-        total: its size in bytes.
+    """Read the header of a WAV file of `total` bytes from its start, up to its values.
 
     Raises:
         RecordingError: see there.
@@ -144,12 +132,7 @@ def decode_wav(content: Bytes, rate: Optional[int] = None, channels: str = "mix"
 
 
 def _bytes_of_values(size: int, available: int, is_known: bool) -> int:
-    """Return the number of bytes of the chunk `data`.
-
-    Args:
-        size: the size of the chunk, as it says.
-        available: the number of bytes up to the end of the file.
-        is_known: whether the header has the size of the whole file.
+    """Return the number of bytes of the chunk `data`, which says `size`; `is_known`: so does the header of the file.
 
     Raises:
         RecordingError: the file is cut short.

@@ -65,9 +65,7 @@ class DeviceFolder:
     """The folder of the releases on a device, locked until the process ends.
 
     Args:
-        path: the folder.
         by: the person who deploys, for the history.
-        create: whether to create a missing folder.
         trust_folder: what this device trusts, instead of `trust.FOLDERS`.
         lock: False to look only, also during a deployment: then nothing may be changed.
 
@@ -203,11 +201,8 @@ class DeviceFolder:
         """Return the missing pieces: SHA-256 to the number of bytes that have already arrived.
 
         Pieces of other releases are removed, and so are releases that were never current: their deployments were
-        interrupted before the switch. The disk must have space for the missing data.
-
-        Args:
-            pieces: SHA-256 to size.
-            total: size of the files that they make up.
+        interrupted before the switch. The disk must have space for the missing data, and for the files that all pieces
+        make up: `total` bytes.
         """
         for name in os.listdir(self._in("incoming")):
             if name.partition(".")[0] not in pieces:

@@ -104,11 +104,7 @@ class Resize(Step):
         return ImagePlacement(source, target, self.size)
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the shape of the result, and the values that are computed at once.
-
-        Raises:
-            PreprocessingError: it is not an image of a suitable size.
-        """
+        """Return the shape of the result, and the values that are computed at once."""
         height, width, channels = image(shape, "resize")
         placement = self.placement(height, width)
         size = placement.target[2:]

@@ -49,7 +49,6 @@ class Caption(NamedTuple):
     Attributes:
         x: the position of its left end, in pixels.
         y: the position of its lower end, in pixels. A caption that would leave the image is moved into it.
-        text: the text.
         colour: its background, RGB.
         ascii_text: what is drawn if the fonts do not have all characters of the text.
     """
@@ -68,11 +67,7 @@ def line_height(canvas: Array) -> int:
 
 
 def write_captions(canvas: Array, captions: Sequence[Caption]) -> None:
-    """Write captions into an image.
-
-    Args:
-        canvas: uint8 [height, width, 3], which is changed.
-        captions: the captions; later ones cover earlier ones.
+    """Write captions into an image; later ones cover earlier ones.
 
     Raises:
         ImageError: Pillow is not installed.
@@ -157,14 +152,9 @@ def line_width(canvas: Array) -> int:
 
 
 def title(label: str, number: int, score: float, x: int = 0, y: int = 0) -> Caption:
-    """Return the caption of a class with its score; its number takes the place of a label that the fonts do not have.
+    """Return the caption of a class with its score: its left end is at `x`, its lower end at `y`, in pixels.
 
-    Args:
-        label: the name of the class.
-        number: the index of the class, which chooses the colour too.
-        score: its score.
-        x: the position of the left end, in pixels.
-        y: the position of the lower end, in pixels.
+    The number of the class chooses the colour, and takes the place of a label that the fonts do not have.
     """
     return Caption(x, y, "%s %.2f" % (label, score), colour_of(number), "class %d %.2f" % (number, score))
 

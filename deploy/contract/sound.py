@@ -98,11 +98,7 @@ class Spectrogram(Step):
             raise PreprocessingError("fft must be at least a frame of %d samples, not %d" % (self.frame, self.fft))
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the shape of the result, and the values that are computed at once.
-
-        Raises:
-            PreprocessingError: it is not a sound, or too short.
-        """
+        """Return the shape of the result, and the values that are computed at once."""
         frames, width = self._frames(shape), self._width
         sound = shape[0] * (4 if self.centre else 2)  # float64
         block = min(frames, _BLOCK) * (4 * self.frame + 6 * self.fft)
@@ -118,11 +114,7 @@ class Spectrogram(Step):
         return int(self.fft) // 2 + 1
 
     def _frames(self, shape: Shape) -> int:
-        """Return the number of frames of a sound.
-
-        Raises:
-            PreprocessingError: it is not a sound, or too short.
-        """
+        """Return the number of frames of a sound."""
         if len(shape) != 1 and shape[1:] != (1, 1):
             raise PreprocessingError("it takes a sound [samples], not %r" % (list(shape),))
         length = shape[0]

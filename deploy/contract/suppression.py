@@ -50,13 +50,7 @@ def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array
 
 
 def _conflicts(rows: Array, others: Array, overlap: float) -> Array:
-    """Return which pairs have one class and overlap by more than `overlap`: bool [k, m].
-
-    Args:
-        rows: float64 [k, 5]: box and class.
-        others: float64 [m, 5].
-        overlap: the intersection over union.
-    """
+    """Return which pairs have one class and overlap by more than `overlap`: bool [k, m]; a row has box and class."""
     shared = intersections(rows[:, :4], others[:, :4])
     columns, across = rows.T[:, :, np.newaxis], others.T[:, np.newaxis, :]
     areas, other_areas = (
@@ -66,12 +60,7 @@ def _conflicts(rows: Array, others: Array, overlap: float) -> Array:
 
 
 def _remaining(conflicts: Array, most: int) -> List[int]:
-    """Return the first `most` of those rows that conflict with no remaining row before them.
-
-    Args:
-        conflicts: bool [k, k], symmetric.
-        most: the largest number of rows.
-    """
+    """Return the first `most` of those rows that conflict, bool [k, k], with no remaining row before them."""
     # A row of the table is a number whose bits are its conflicts: numpy would need one call for each remaining row.
     packed = np.packbits(conflicts, axis=1)
     width = packed.shape[1] * 8

@@ -155,8 +155,6 @@ class TensorLayout:
         shapes: their shapes, without the batch.
 
     Attributes:
-        names: see above.
-        shapes: see above.
         sizes: the number of values of each tensor.
         size: the number of values of a row.
     """
@@ -198,7 +196,6 @@ class Lookup:
         tensor: the input, [1, ..., width].
 
     Attributes:
-        table: see above.
         shape: the shape of a preprocessed sample, which has a number for each row.
 
     Raises:

@@ -104,11 +104,7 @@ class Tokens(Step):
     not blank."""
 
     def planned(self, shape: Shape) -> Plan:
-        """Return the shape of the result.
-
-        Raises:
-            PreprocessingError: it is not a text.
-        """
+        """Return the shape of the result."""
         if len(shape) != 1 or shape[0] > MAX_BYTES:
             what = "tokens takes a text, uint8 [bytes] with at most %d bytes, not %r"
             raise PreprocessingError(what % (MAX_BYTES, list(shape)))

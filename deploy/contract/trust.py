@@ -76,10 +76,7 @@ class TrustError(DeviceError):
 
 
 def find(folder: str = "") -> Optional[TrustFolder]:
-    """Return the folder of what this device trusts; None: it trusts no root, and accepts any bundle.
-
-    Args:
-        folder: this folder instead of `FOLDERS`.
+    """Return what this device trusts, in `folder` or one of FOLDERS; None: it trusts no root, and accepts any bundle.
 
     Raises:
         TrustError: the folder is damaged, or python-tuf is missing.
@@ -168,7 +165,6 @@ class TrustFolder:
     """The folder of what a device trusts.
 
     Attributes:
-        path: its path.
         root: the trusted root, a `tuf.api.metadata.Root`.
 
     Raises:

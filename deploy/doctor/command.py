@@ -18,7 +18,7 @@ import sysconfig
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from deploy.runner import host, probe
+from deploy.runner import child_process, host
 from deploy.runner.problems import SEVERITIES, Finding
 
 TIMEOUT_S = 60.0
@@ -145,7 +145,7 @@ def _groups() -> List[str]:
 
 def _run_child(library: str) -> Dict[str, Any]:
     """Return what a child process reports on the runtime and libedgetpu; `ended`: how it crashed, if it did."""
-    ended = probe.run_child("deploy.doctor.command", library.encode(), TIMEOUT_S)
+    ended = child_process.run("deploy.doctor.command", library.encode(), TIMEOUT_S)
     reported: Dict[str, Any] = {}
     for row in ended.reports:
         reported.update(row)
@@ -158,7 +158,7 @@ def _run_child(library: str) -> Dict[str, Any]:
 
 def child() -> None:
     """Report on numpy, the runtime and libedgetpu, whose name is on standard input: the work of the child process."""
-    report = probe.reporter()
+    report = child_process.reporter()
     library = sys.stdin.read()
     report(step="numpy")
     try:

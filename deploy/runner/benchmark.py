@@ -297,13 +297,7 @@ def text(result: Dict[str, Any]) -> str:
 
 
 def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
-    """Return all reasons against comparing a measurement with others.
-
-    Args:
-        result: the result of `bench` so far: `model`, `host`, `trace`.
-        after: `host.facts` after the measurement.
-        times: the result of `timed`.
-    """
+    """Return all reasons against comparing the result of `bench` so far, with its times, with other measurements."""
     reasons = _host_doubts(result["host"], result["model"]["device"] != "cpu")
     readings = [*result["trace"], after]
     throttling = _throttling(readings)
@@ -359,9 +353,6 @@ class EnergyMeter:
         time,watts
         1732222000.10,3.41
         1732222000.20,3.44
-
-    Args:
-        meter: the path of a meter's file, or None.
     """
 
     def __init__(self, meter: Optional[str]) -> None:

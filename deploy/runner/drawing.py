@@ -83,11 +83,7 @@ def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE
 
 
 def encoded(image: Array, suffix: str) -> bytes:
-    """Return an image as the content of a file.
-
-    Args:
-        image: uint8 [height, width, 3].
-        suffix: the suffix of the file, one of `IMAGE_SUFFIXES`.
+    """Return an image, uint8 [height, width, 3], as the content of a file with one of `IMAGE_SUFFIXES`.
 
     Raises:
         ImageError: the format is unknown or cannot hold the image, or Pillow is not installed.

@@ -41,11 +41,6 @@ def parse_integer(text: str, low: int, high: int) -> Optional[int]:
 
     `int` also takes signs, spaces, underscores and the digits of every script, and `str.isdigit` is true for
     characters that `int` refuses (superscript two). All integers of requests are therefore parsed here.
-
-    Args:
-        text: text from outside, of any length.
-        low: the smallest integer allowed, 0 or more.
-        high: the largest integer allowed, of at most `MAX_DIGITS` digits.
     """
     if not _DIGITS.match(text):
         return None

@@ -61,14 +61,10 @@ def proportion(successes: int, trials: int, note: str = "") -> Measured:
 
 
 def paired_drop(before: Array, after: Array) -> Measured:
-    """Return the loss of accuracy between two models.
+    """Return the loss of accuracy between two models, from the samples for which each is right: bool [samples].
 
     The interval is that of a percentile bootstrap over samples, with a fixed seed.
     Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
-
-    Args:
-        before: bool [samples]: whether the first model is right.
-        after: bool [samples]: whether the second model is right.
     """
     change = before.astype(np.int64) - after.astype(np.int64)
     random = np.random.RandomState(0)  # numpy 1.16 has no default_rng

@@ -28,12 +28,10 @@ class RunSettings:
 
     Args:
         samples: files, folders, or `samples.STDIN`; none: the golden inputs of the bundle.
-        top: the number of classes, objects or values of each answer.
         tiles: the tiles that a detector runs on; None: on the image as it is.
         draw: the file or the folder of the images with answers; None: nothing is drawn.
         least_score: objects with a lower score are not drawn.
         frame_size: WIDTHxHEIGHT of the frames from stdin; None: they are JPEG images.
-        as_json: whether the answers for frames are shown as JSON.
 
     Raises:
         ArgumentError: a value is out of range.

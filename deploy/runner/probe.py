@@ -1,8 +1,7 @@
 """A trial of a model in a child process: loading libedgetpu, its delegate, the model, and the first inference.
 
-Each of these steps can crash or hang the process. The child reports each step as a line of JSON before it begins it, so
-that the parent can name the step that failed (`errors.EdgeTpuError`). The child is the same interpreter with the same
-`deploy`, also if that is imported from `runner.pyz`.
+Each of these steps can crash or hang the process. The child reports each step before it begins it, so that the parent
+can name the step that failed (`errors.EdgeTpuError`).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
-from deploy.runner import host, runtime
+from deploy.runner import child_process, host, runtime
+from deploy.runner.child_process import ChildResult, Report
 from deploy.runner.problems import LIBRARY_RELEASES
 from deploy.runner.runtime import INSTALL, RuntimeOptions
 
@@ -37,65 +36,6 @@ _INSTALL_OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
 _BUILD = "install a libedgetpu that was built for this TFLite (%s), or use Python 3.9 or older" % LIBRARY_RELEASES
 _REINSTALL = "sudo apt-get install --reinstall libedgetpu1-std"
 _REPLUG = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
-_CODE = "import importlib, sys; sys.path.insert(0, sys.argv[1]); importlib.import_module(sys.argv[2]).child()"
-Report = Callable[..., None]
-
-
-class ChildResult(NamedTuple):
-    """The end of a child process.
-
-    Attributes:
-        reports: the maps that the child reported, in their order.
-        stderr: the text that the child and its libraries printed.
-        returncode: the exit code; negative: the signal that ended the child; None: it was killed after the timeout.
-    """
-
-    reports: List[Dict[str, Any]]
-    stderr: str
-    returncode: Optional[int]
-
-
-def run_child(module: str, content: bytes, timeout_s: float) -> ChildResult:
-    """Call `child` of a module in a child process, which gets the content on standard input."""
-    location = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # a folder, or runner.pyz
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CODE, location, module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    returncode: Optional[int] = None
-    try:
-        stdout, stderr = process.communicate(content, timeout=timeout_s)
-        returncode = process.returncode
-    except subprocess.TimeoutExpired:
-        process.kill()
-        stdout, stderr = process.communicate()
-    finally:
-        if process.poll() is None:  # Ctrl-C
-            process.kill()
-            process.wait()
-    reports: List[Dict[str, Any]] = []
-    for line in stdout.splitlines():
-        try:
-            report = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:  # a crash cut the line
-            continue
-        if isinstance(report, dict):
-            reports.append(report)
-    return ChildResult(reports, stderr.decode("utf-8", "replace"), returncode)
-
-
-def reporter() -> Report:
-    """Return the function with which the child reports; from then on, what libraries print goes to stderr."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def report(**row: Any) -> None:
-        out.write(json.dumps(row) + "\n")
-        out.flush()
-
-    return report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +66,7 @@ def run(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -
     """Load a .tflite file and run the model once, in a child process."""
     header = json.dumps(dataclasses.asdict(options)).encode() + b"\n"
     started = time.monotonic()
-    return _result(run_child("deploy.runner.probe", header + content, timeout_s), started)
+    return _result(child_process.run("deploy.runner.probe", header + content, timeout_s), started)
 
 
 def _result(ended: ChildResult, started: float) -> ProbeResult:
@@ -146,7 +86,7 @@ def _result(ended: ChildResult, started: float) -> ProbeResult:
 
 def child() -> None:
     """Try the model on standard input: the work of the child process. It reports exceptions to its parent."""
-    report = reporter()
+    report = child_process.reporter()
     options = RuntimeOptions(**json.loads(sys.stdin.buffer.readline().decode()))
     content = sys.stdin.buffer.read()
     try:

@@ -15,8 +15,6 @@ class SoftmaxRegression:
     """A dense layer and a softmax; the loss is the cross entropy, and half of `reg` times the squared weights.
 
     Args:
-        feature_dim: the length of an embedding.
-        num_classes: the number of classes.
         weight_scale: the standard deviation of the first weights.
         reg: the strength of the weight decay.
     """
