@@ -99,14 +99,13 @@ class Detections:
 
         Numbers that are NaN or infinite are None.
         """
-        return [self._row(detected) for detected in self.top(count)]
-
-    def _row(self, detection: Detected) -> Dict[str, Any]:
-        row: Dict[str, Any] = {"label": detection.label, "score": detection.score}
-        row["box"] = _plain(detection.box)
-        if self.keypoints is not None:
-            row["keypoints"] = [_plain(point) for point in detection.keypoints]
-        return row
+        rows = []
+        for detected in self.top(count):
+            row: Dict[str, Any] = {"label": detected.label, "score": detected.score, "box": _plain(detected.box)}
+            if self.keypoints is not None:
+                row["keypoints"] = [_plain(point) for point in detected.keypoints]
+            rows.append(row)
+        return rows
 
     def label(self, index: int) -> str:
         """Return the name of a class; its index if it has no name."""
@@ -162,7 +161,11 @@ class Detector:
 
     def output_sizes(self, classes: int) -> List[Tuple[int, int]]:
         """Return the number of locations of each output, and the number of values for each of them."""
-        return [(self._count(entry), self._width(entry["part"], classes)) for entry in self.specification["tensors"]]
+        sizes = []
+        for entry in self.specification["tensors"]:
+            count = self._sizes[entry["map"]] if "map" in entry else len(self.anchors)
+            sizes.append((count, self._width(entry["part"], classes)))
+        return sizes
 
     def classes_of(self, values: int) -> int:
         """Return the number of classes of a model whose outputs have so many values together.
@@ -231,7 +234,8 @@ class Detector:
             raw = maths.reshape(raw, (-1, *raw.shape[1:-1], 4, settings["bins"]))  # the first dimension may be unknown
         axis = -2 if settings["code"] == "dfl" else -1
         if settings["order"] == "xy":
-            raw = _pairs_swapped(raw, axis, maths)
+            groups = maths.split(raw, 4, axis=axis)
+            raw = maths.concatenate([groups[1], groups[0], groups[3], groups[2]], axis=axis)
         low, high = self._code(raw, self.at if at is None else at, self._box_settings, maths)
         boxes = maths.concatenate([low, high], axis=-1)
         size = settings["input_size"]
@@ -361,16 +365,12 @@ class Detector:
             return points.astype(np.float32)
         return np.concatenate([points, sigmoid(rows[..., 2:3], np)], axis=-1).astype(np.float32)
 
-    def _count(self, entry: Dict[str, Any]) -> int:
-        return self._sizes[entry["map"]] if "map" in entry else len(self.anchors)
-
     def _width(self, part: str, classes: int) -> int:
         if part == "scores":
             return classes
         if part == "keypoints":
-            return int(self.specification["keypoints"]["count"]) * (
-                3 if self.specification["keypoints"]["visibility"] else 2
-            )
+            settings = self.specification["keypoints"]
+            return int(settings["count"]) * (3 if settings["visibility"] else 2)
         return self._box_width if part == "boxes" else 1
 
 
@@ -409,12 +409,6 @@ def _joined(rows: List[Tuple[int, Any]], maths: Any) -> Any:
     """Return the tensors of all maps as one, in the order of the maps."""
     ordered = [tensor for _, tensor in sorted(rows, key=lambda row: row[0])]
     return ordered[0] if len(ordered) == 1 else maths.concatenate(ordered, axis=1)
-
-
-def _pairs_swapped(raw: Array, axis: int, maths: Any) -> Array:
-    """Return four numbers, or four groups, as second, first, fourth, third."""
-    groups = maths.split(raw, 4, axis=axis)
-    return maths.concatenate([groups[1], groups[0], groups[3], groups[2]], axis=axis)
 
 
 def _locations(settings: Dict[str, Any]) -> Tuple[Locations, List[int]]:

@@ -40,6 +40,7 @@ WORDS = {
 KEYPOINTS = {"count": None, "scale": 1.0, "offset": 0.0, "unit": "cell", "visibility": False}
 UNITS = ("cell", "anchor", "box")
 MAX_ANCHORS = 1 << 20
+"""Chosen: the locations of as many anchors take 36 MB. YOLOX with an input of 1280 x 1280 has 33,600."""
 
 
 class DetectionError(ValueError):
@@ -141,9 +142,10 @@ def _cells(values: Any, name: str) -> List[int]:
 
 
 def _anchors(anchors: Any) -> List[List[float]]:
-    if not isinstance(anchors, (list, tuple)) or not 1 <= len(anchors) <= MAX_ANCHORS:
+    is_list = isinstance(anchors, (list, tuple)) and 1 <= len(anchors) <= MAX_ANCHORS
+    if not is_list or not all(isinstance(row, (list, tuple)) and len(row) == 4 for row in anchors):
         raise DetectionError("anchors must be a list of [y, x, height, width]")
-    return [[*_numbers(row[:2], 2, "anchors"), *_positive(row[2:], 2, "anchors")] for row in map(_as_list, anchors)]
+    return [[*_numbers(row[:2], 2, "anchors"), *_positive(row[2:], 2, "anchors")] for row in anchors]
 
 
 def _keypoints(keypoints: Any) -> Any:
@@ -181,26 +183,15 @@ def _tensors(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
     return [dict(entry) for entry in outputs]
 
 
-def _as_list(value: Any) -> List[Any]:
-    if not isinstance(value, (list, tuple)) or len(value) != 4:
-        raise DetectionError("anchors must be a list of [y, x, height, width]")
-    return list(value)
-
-
-def _numbers(values: Any, count: int, name: str) -> List[float]:
-    if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise DetectionError("%s must be %d numbers, not %r" % (name, count, values))
-    if not all(_is_number(value) and abs(value) < 1e6 for value in values):
-        raise DetectionError("%s must be %d numbers, not %r" % (name, count, values))
+def _numbers(values: Any, count: int, name: str, above: float = -1e6, meaning: str = "numbers") -> List[float]:
+    is_list = isinstance(values, (list, tuple)) and len(values) == count
+    if not is_list or not all(_is_number(value) and above < value < 1e6 for value in values):
+        raise DetectionError("%s must be %d %s, not %r" % (name, count, meaning, values))
     return [float(value) for value in values]
 
 
 def _positive(values: Any, count: int, name: str) -> List[float]:
-    """Return a list of numbers above 0."""
-    good = isinstance(values, (list, tuple)) and len(values) == count
-    if not good or not all(_is_number(value) and 0 < value < 1e6 for value in values):
-        raise DetectionError("%s must be %d numbers above 0, not %r" % (name, count, values))
-    return [float(value) for value in values]
+    return _numbers(values, count, name, 0, "numbers above 0")
 
 
 def _integer(value: Any, low: int, high: int, name: str) -> int:

@@ -31,10 +31,10 @@ INSTALL = (
     " or tflite-runtime 'numpy<2' (others)"
 )
 """How to install what the device side needs."""
-EXIT_FILES = 6
-EXIT_UNSOUND = 14
-EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141
+EXIT_FILES = 6  # in the table above
+EXIT_UNSOUND = 14  # in the table above
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
+EXIT_PIPE = 141  # 128 + SIGPIPE, as in shells
 
 
 class DeviceError(Exception):

@@ -35,11 +35,6 @@ class AffineMap(NamedTuple):
     scale: Pair
     shift: Pair
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether all fractions stay as they are."""
-        return self == IDENTITY
-
     def to_input(self, points: Array) -> Array:
         """Return points [..., 2] (y, x) of the image as fractions of the input: float64."""
         return np.asarray(points, np.float64) * self.scale + self.shift

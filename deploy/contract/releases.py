@@ -41,6 +41,7 @@ BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
 MANIFEST = "manifest.json"  # in the bundle
 TEXTS = ("coralline.service", "README.txt")
 MAX_OUTPUT = 1 << 25
+"""The largest part of the output of a runner, and of a manifest, that is read; chosen: 32 MB."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _CURRENT = re.compile(r"releases/([0-9a-f]{64})\s*\Z")
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)

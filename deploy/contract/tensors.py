@@ -14,7 +14,9 @@ from deploy.contract.preprocessing import Array, dequantize, quantize
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool")
 MAX_RANK = 8
+"""The largest number of dimensions of a tensor; chosen."""
 MAX_VALUES = 1 << 30
+"""The largest number of values of a tensor; chosen: as int8 it has the size of the largest bundle."""
 
 
 class TensorDescription(NamedTuple):

@@ -191,7 +191,14 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
 def class_scores(opened: Bundle, tensor: TensorDescription) -> Callable[[Array], Array]:
     """Return the function from the first output of a classifier, in its dtype, to the scores of the classes."""
     values = _to_values(tensor)
-    return _two_scores(values, opened) if np.prod(tensor.shape) == 1 < len(opened.labels) else values
+    if np.prod(tensor.shape) != 1 or len(opened.labels) < 2:
+        return values
+
+    def of_both_classes(output: Array) -> Array:
+        likely = _probabilities(values(output), opened)
+        return np.concatenate([1 - likely, likely])
+
+    return of_both_classes
 
 
 def in_image(answer: Any, placed: AffineMap) -> Any:
@@ -244,16 +251,6 @@ def _to_values(tensor: TensorDescription) -> Callable[[Array], Array]:
     if len(tensor.shape) == 2 and tensor.shape[0] == 1:
         return lambda output: take(output[0])
     return lambda output: take(output.ravel())
-
-
-def _two_scores(value: Callable[[Array], Array], opened: Bundle) -> Callable[[Array], Array]:
-    """Return the function from the output of a binary classifier to the probabilities of both classes."""
-
-    def scores(output: Array) -> Array:
-        likely = _probabilities(value(output), opened)
-        return np.concatenate([1 - likely, likely])
-
-    return scores
 
 
 def _probabilities(values: Array, opened: Bundle) -> Array:

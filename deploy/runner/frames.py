@@ -19,8 +19,10 @@ MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 25
 """The largest frame of raw pixels: 33 million pixels, 100 MB."""
 CHUNK = 1 << 16
+"""The bytes of one read: the capacity of a pipe on Linux (pipe(7))."""
 _START, _END = b"\xff\xd8", 0xD9
 _SCAN = 0xDA
+"""The marker that compressed data follow (ITU T.81, B.1.1.3)."""
 _WITHOUT_LENGTH = (0x01, 0xD8, *range(0xD0, 0xD8))
 """Markers that no length follows (ITU T.81, B.1.1.3)."""
 _LOOK = "look at the messages of the program that writes the stream"

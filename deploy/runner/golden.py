@@ -271,6 +271,14 @@ def _same_kernels(model: Model) -> bool:
     return model.session.options.kernels == "reproducible" and same_machine and tested
 
 
+def _session(model: Model, kernels: str) -> InferenceSession:
+    """Return the model on other kernels, with its tensors in the same order."""
+    options = dataclasses.replace(model.session.options, kernels=kernels)
+    session = InferenceSession(model.session.runtime, model.content, options)
+    session.arrange(model.session.inputs, model.session.outputs)
+    return session
+
+
 def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors], expected: Array) -> Verdict:
     """Return the verdict on optimized kernels, if the plain C++ kernels give the golden outputs.
 
@@ -279,9 +287,7 @@ def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors
     """
     if "reference" not in model.session.runtime.kernels():
         return result
-    session = InferenceSession(model.session.runtime, model.content, RuntimeOptions(kernels="reference"))
-    session.arrange(model.session.inputs, model.session.outputs)
-    if not np.array_equal(_run(session, samples), expected):
+    if not np.array_equal(_run(_session(model, "reference"), samples), expected):
         return result
     actual = _run(model.session, samples)
     note = "the plain C++ kernels give the golden outputs; the optimized kernels for %s " % platform.machine()
@@ -293,10 +299,8 @@ def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors
 
 def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tensors], expected: Array) -> Verdict:
     """Return the verdict with that on the default kernels: the fastest ones, which applications run."""
-    options = dataclasses.replace(model.session.options, kernels="default")
-    probe.check(model.content, options)
-    session = InferenceSession(model.session.runtime, model.content, options)
-    session.arrange(model.session.inputs, model.session.outputs)
+    probe.check(model.content, dataclasses.replace(model.session.options, kernels="default"))
+    session = _session(model, "default")
     actual = _run(session, samples)
     rows, golden_rows = actual.reshape(len(actual), -1), expected.reshape(len(actual), -1)
     differences = _differences(rows, golden_rows, session.outputs)

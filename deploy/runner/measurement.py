@@ -16,6 +16,7 @@ from deploy.contract.preprocessing import Array
 Z95 = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution."""
 RESAMPLES = 2000
+"""The number of bootstrap samples; chosen."""
 BEST_DB = 120.0
 """Ratios of signal to error above this count as equal values."""
 Measured = Dict[str, Any]

@@ -30,7 +30,9 @@ from deploy.contract.preprocessing import Array
 from deploy.contract.suppression import intersections, suppressed
 
 MAX_TILES = 256
+"""The largest number of tiles; chosen: a detector of 30 ms then takes 8 s for a photo."""
 MAX_OVERLAP = 0.9
+"""The largest overlap; chosen: with more, neighbours are nearly the same part of the photo."""
 LEAST_SIDE = 32
 """The smallest height and width of a tile, in pixels. A photo that is too small for the tiles gets fewer of them."""
 CANDIDATES = 4096
@@ -82,18 +84,14 @@ class Tiles:
         for name, count in (("rows", self.rows), ("columns", self.columns)):
             if not _is_integer(count) or count < 1:
                 raise ArgumentError("%s of tiles is %r, and must be an integer from 1" % (name, count), "use 2 or 3")
-        if self.rows * self.columns > MAX_TILES:
-            what = "%d x %d tiles are %d; allowed: 1 to %d" % (*self.grid, self.rows * self.columns, MAX_TILES)
+        total = self.rows * self.columns
+        if total > MAX_TILES:
+            what = "%d x %d tiles are %d; allowed: 1 to %d" % (self.rows, self.columns, total, MAX_TILES)
             raise ArgumentError(what, "use fewer tiles")
         if not 0 <= self.overlap <= MAX_OVERLAP:  # also False for NaN
             raise ArgumentError("the overlap of tiles is %r; allowed: 0 to %r" % (self.overlap, MAX_OVERLAP), "use 0.2")
         if self.most is not None and (not _is_integer(self.most) or self.most < 1):
             raise ArgumentError("most of tiles is %r, and must be an integer from 1" % (self.most,), "leave it out")
-
-    @property
-    def grid(self) -> Tuple[int, int]:
-        """Rows and columns."""
-        return self.rows, self.columns
 
     def areas(self, height: int, width: int) -> List[Area]:
         """Return the tiles of a photo of this height and width in pixels, the whole photo first.

@@ -14,6 +14,7 @@ from deploy.contract.releases import BUNDLE, RUNNER, DeviceFolder, ReleaseError
 from deploy.contract.trust import TrustError, TrustFolder
 
 VERIFY_TIMEOUT_S = 900.0
+"""Chosen; the same as in `compress deploy`."""
 KEEP = 3
 """The number of releases that stay in the folder."""
 

@@ -24,7 +24,8 @@ from compress.targets.edgetpu.several.split import split
 from deploy import __main__ as command
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.contract.tensors import TensorDescription
-from deploy.runner.pipeline import LoadedSegment, SegmentPipeline, _devices, load
+from deploy.runner.pipeline import LoadedSegment, SegmentPipeline, _devices
+from deploy.runner.pipeline import load as load_segments
 
 
 class Session:
@@ -158,9 +159,9 @@ def test_segments_give_the_outputs_of_the_model(folder: Path, tmp_path: Path) ->
     model_path.write_bytes(network())
     random = np.random.default_rng(2)
     inputs = [{"image": random.integers(-128, 128, (1, 8, 8, 4)).astype(np.int8)} for _ in range(5)]
-    with load([str(folder)], ["cpu"] * 6, kernels="reproducible") as segments:
+    with load_segments([str(folder)], ["cpu"] * 6, kernels="reproducible") as segments:
         actual = [row["total"] for row in segments.stream(inputs)]
-    with load([str(model_path)], kernels="reproducible") as one:
+    with load_segments([str(model_path)], kernels="reproducible") as one:
         expected = [row["total"] for row in one.stream(inputs)]
     assert all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
 
