@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
+import devices
 import pytest
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a classifier of three classes."""
+    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    path.write_bytes(devices.packed())
+    return path
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host without an Edge TPU."""
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
 
 
 @pytest.fixture(scope="session")

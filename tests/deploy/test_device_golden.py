@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,7 @@ from deploy.runner import accuracy, golden, measurement, runtime
 from deploy.runner.model import Model
 from deploy.runner.runtime import Runtime, RuntimeOptions
 
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host without an Edge TPU."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @pytest.fixture(scope="module")
@@ -83,29 +80,39 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
     assert f"by up to {steps} steps" in golden.text(report)
 
 
-def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher.
+def install(monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, int, Any], Any]) -> None:
+    """Install a runtime that returns `read(interpreter, index, value)` for a tensor.
 
-    With more than CLOSE_STEPS_OPTIMIZED steps, the scores are also in the reverse order.
+    `interpreter.kernels` is the name of its op resolver; None: the default kernels.
     """
     real_runtime = runtime.find()
 
     class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            self.plain = options.get("experimental_op_resolver_type") == real_runtime.module.OpResolverType.BUILTIN_REF
+            resolver = options.get("experimental_op_resolver_type")
+            self.kernels = resolver and resolver.name
 
         def get_tensor(self, index: int) -> Any:
-            value = super().get_tensor(index)
-            result = index == self.get_output_details()[0]["index"]
-            if self.plain or not result:
-                return value
-            return value + np.int8(steps) if steps <= golden.CLOSE_STEPS_OPTIMIZED else value[:, ::-1]
+            return read(self, index, super().get_tensor(index))
 
     module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
-    monkeypatch.setattr(
-        runtime, "find", lambda: Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
-    )
+    fake = Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
+    monkeypatch.setattr(runtime, "find", lambda: fake)
+
+
+def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher.
+
+    With more than CLOSE_STEPS_OPTIMIZED steps, the scores are also in the reverse order.
+    """
+
+    def read(interpreter: Any, index: int, value: Any) -> Any:
+        if interpreter.kernels == "BUILTIN_REF" or index != interpreter.get_output_details()[0]["index"]:
+            return value
+        return value + np.int8(steps) if steps <= golden.CLOSE_STEPS_OPTIMIZED else value[:, ::-1]
+
+    install(monkeypatch, read)
 
 
 @pytest.mark.parametrize(
@@ -136,22 +143,12 @@ def test_default_kernels_that_answer_otherwise(
     content: bytes, broken: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As seen in an emulator: the reproducible kernels were right, but the kernels that applications run were wrong."""
-    real_runtime = runtime.find()
 
-    class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.default = options.get("experimental_op_resolver_type") is None
+    def read(interpreter: Any, index: int, value: Any) -> Any:
+        is_output = index == interpreter.get_output_details()[0]["index"]
+        return -value if broken and interpreter.kernels is None and is_output else value
 
-        def get_tensor(self, index: int) -> Any:
-            value = super().get_tensor(index)
-            spoiled = broken and self.default and index == self.get_output_details()[0]["index"]
-            return -value if spoiled else value
-
-    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
-    monkeypatch.setattr(
-        runtime, "find", lambda: Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
-    )
+    install(monkeypatch, read)
     comparison = golden.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
     assert comparison["verdict"] == verdict
     assert (comparison["default_same_answers"]["share"] < 1) is broken
@@ -180,30 +177,22 @@ def verified_detector(
     It finds objects in bright images only. With the default kernels, the scores of the background are higher too, but
     not high enough for objects.
     """
-    real_runtime = runtime.find()
 
-    class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.default = options.get("experimental_op_resolver_type") is None
+    def read(interpreter: Any, index: int, value: Any) -> Any:
+        name = next(detail["name"] for detail in interpreter.get_tensor_details() if detail["index"] == index)
+        if not name.startswith("scores"):
+            return value
+        is_default = interpreter.kernels is None
+        is_bright = interpreter.get_tensor(interpreter.get_input_details()[0]["index"]).max() > 0
+        background = SCORE["none"] + 40 * is_default
+        objects = (found_by_default if is_default else found) if is_bright and name == "scores0-1" else {}
+        return finding(objects, background) if value.shape[1] == 8 else np.full_like(value, background)
 
-        def get_tensor(self, index: int) -> Any:
-            value = super().get_tensor(index)
-            name = next(detail["name"] for detail in self.get_tensor_details() if detail["index"] == index)
-            if not name.startswith("scores"):
-                return value
-            is_bright = super().get_tensor(self.get_input_details()[0]["index"]).max() > 0
-            background = SCORE["none"] + 40 * self.default
-            objects = (found_by_default if self.default else found) if is_bright and name == "scores0-1" else {}
-            return finding(objects, background) if value.shape[1] == 8 else np.full_like(value, background)
-
-    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
-    fake = Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
     opened = bundle.read(str(detector_files.small_bundle(folder, 64, [{"scale": {"from": [0, 255], "to": [0, 1]}}])))
     opened.manifest.update(manifest)
     opened.members["in.npy"] = bundle.array_bytes(np.full((64, 64, 3), 255 * ("evaluation" not in manifest), np.uint8))
     opened.members["photos.npy"] = bundle.array_bytes(np.full((2, 64, 64, 3), 255, np.uint8))
-    monkeypatch.setattr(runtime, "find", lambda: fake)
+    install(monkeypatch, read)
     with Model(opened, "int8", "cpu", 1, "reproducible") as model:
         outputs = model.session.run(model.prepare(opened.array("in.npy")))
     opened.members["out.npy"] = bundle.array_bytes(outputs)

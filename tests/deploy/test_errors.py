@@ -17,13 +17,6 @@ from deploy.contract import errors
 from deploy.contract.errors import INSTALL, address_error, file_error
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle_path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    bundle_path.write_bytes(devices.packed(samples=0))
-    return bundle_path
-
-
 @pytest.mark.parametrize("number", sorted(errors._CAUSES))
 def test_every_cause_is_a_sentence_with_a_hint(number: int) -> None:
     error = file_error(OSError(number, os.strerror(number), "/a/b"))

@@ -1,9 +1,13 @@
-"""runner.pyz: one file, the same bytes everywhere, on every Python that Coral hosts have."""
+"""runner.pyz: one file, the same bytes everywhere; and the device side, to the bit, on every Python of Coral hosts.
+
+`tests/support/interpreters.py` says where the interpreters come from.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -111,3 +115,35 @@ def test_it_runs_by_its_first_line(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "verify" in done.stdout
+
+
+# --- the package ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_equal_to_the_bit(interpreter: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [executable(interpreter), "-W", "error", str(Path(golden.__file__))],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["found"] == golden.EXPECTED
+
+
+def test_this_interpreter() -> None:
+    assert golden.found() == golden.EXPECTED
+
+
+def test_device_side_imports_nothing_else() -> None:
+    check = (
+        "import sys, deploy.contract.bundle, deploy.contract.preprocessing, deploy.contract.trust; "
+        "found = set(sys.modules) & {'compress', 'cryptography', 'tuf', 'pydantic', 'tensorflow', 'ai_edge_litert'}; "
+        "assert not found, found"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -131,13 +131,3 @@ def test_damaged_ones_are_refused() -> None:
     for content in damaged:
         with pytest.raises(ImageError):
             decode_wav(content)
-
-
-def test_any_changed_byte_is_refused_or_read() -> None:
-    for place, value in itertools.product(range(len(GOOD)), (0, 1, 0x7F, 0xFF)):
-        try:
-            samples = decode_wav(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
-        except ImageError:
-            continue
-        assert samples.ndim == 1
-        assert np.isfinite(samples).all()

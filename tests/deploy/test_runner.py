@@ -18,20 +18,10 @@ from PIL import Image
 
 from deploy import __main__ as command
 from deploy.contract import bundle, errors
+from deploy.contract.errors import ArgumentError
 from deploy.runner import samples
 
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    path.write_bytes(devices.packed())
-    return path
-
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host without an Edge TPU."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @pytest.mark.parametrize("python", devices.pythons())
@@ -66,6 +56,25 @@ def test_run_takes_arrays_and_images(path: Path, tmp_path: Path, capsys: pytest.
     assert first["image"] == str(tmp_path / "image.npy")
     assert first["top"] == second["top"]
     assert [row["label"] for row in first["top"]] == ["apple", "pear", "plum"]
+
+
+def test_a_folder_stands_for_the_samples_in_it_and_in_its_subfolders(tmp_path: Path) -> None:
+    names = ("b.JPG", "a.png", "pear/2.jpg", "apple/1.jpg", "apple/more/3.npy")
+    for name in (*names, "notes.txt", ".hidden.jpg", ".cache/4.jpg", "apple/.5.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    paths = samples.listed(["first.jpg", str(tmp_path)])
+    assert paths == [
+        "first.jpg",
+        *(str(tmp_path / name) for name in ("a.png", "b.JPG", "apple/1.jpg", "apple/more/3.npy", "pear/2.jpg")),
+    ]
+
+
+def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "notes").mkdir(parents=True)
+    (tmp_path / "photos" / "notes" / "read.txt").touch()
+    with pytest.raises(ArgumentError, match="has no samples"):
+        samples.listed([str(tmp_path / "photos")])
 
 
 def test_a_folder_with_damaged_images_is_run_to_its_end(

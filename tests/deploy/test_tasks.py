@@ -36,6 +36,8 @@ from deploy.runner import accuracy, answers, benchmark, golden, measurement
 from deploy.runner.answers import Answer, ChosenLabels
 from deploy.runner.runtime import RuntimeOptions
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 SAMPLES = 40
 random = np.random.default_rng(11)
 IMAGES = random.random((SAMPLES, 4, 4, 1), np.float32)
@@ -44,12 +46,6 @@ ROWS = np.concatenate([IMAGES.reshape(SAMPLES, -1), STATES.reshape(SAMPLES, -1)]
 CPU = RuntimeOptions("cpu")
 Make = Callable[..., bytes]
 Pack = Callable[..., bundle.Bundle]
-
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host without an Edge TPU."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
 
 
 def artifact(folder: Path, content: bytes) -> Artifact:

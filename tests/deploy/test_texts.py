@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,25 +105,18 @@ def two_inputs(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
     manifest["models"]["int8"]["inputs"].append({**first, "name": "other"})
 
 
-def other_table(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    members[manifest["models"]["int8"]["lookup"]] = bundle.array_bytes(np.zeros((4, 99), np.int8))
-
-
-def no_table(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    del members[manifest["models"]["int8"]["lookup"]]
-
-
-def no_array(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    members[manifest["models"]["int8"]["lookup"]] = b"\x93NUMPY"
+def table(content: bytes) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
+    """Return the change of the lookup table of a bundle."""
+    return lambda manifest, members: members.update({manifest["models"]["int8"]["lookup"]: content})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (two_inputs, "must have one input"),
-        (other_table, "does not fit"),
-        (no_table, "not in the bundle"),
-        (no_array, "cannot be used"),
+        (table(bundle.array_bytes(np.zeros((4, 99), np.int8))), "does not fit"),
+        (table(b"\x93NUMPY"), "cannot be used"),
+        (lambda manifest, members: members.pop(manifest["models"]["int8"]["lookup"]), "not in the bundle"),
     ],
 )
 def test_a_lookup_that_does_not_fit_is_refused(content: bytes, change: Any, message: str) -> None:

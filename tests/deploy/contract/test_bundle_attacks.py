@@ -77,6 +77,9 @@ def test_the_helpers_write_good_bundles() -> None:
         "caf\u00e9.npy",
         "a:b",
         "-rf",
+        "a b",
+        "a\n",
+        "",
     ],
 )
 def test_names(name: str) -> None:
@@ -97,6 +100,8 @@ def test_symbolic_links_and_other_attributes() -> None:
     refused(archive(lambda info: setattr(info, "date_time", (2026, 1, 1, 0, 0, 0))))
     refused(archive(lambda info: setattr(info, "extra", b"\x55\x54\x00\x00")))
     refused(archive(lambda info: setattr(info, "comment", b"hello")))
+    refused(archive(comment=b"hello"))
+    refused(GOOD[:-2] + b"\5\0hello")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -104,17 +109,6 @@ def test_compressed_members(method: int, monkeypatch: pytest.MonkeyPatch) -> Non
     content = archive(lambda info: setattr(info, "compress_type", method))
     monkeypatch.delattr(zipfile.ZipFile, "read")  # members are not even unpacked
     refused(content, "compressed")
-
-
-def test_a_bomb() -> None:
-    members = {**golden.members(), "zeros.bin": bytes(50_000_000)}
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("manifest.json", json.dumps(manifest(members=table(members))))
-        for name, content in sorted(members.items()):
-            packed.writestr(name, content)
-    assert len(stream.getvalue()) < 100_000
-    refused(stream.getvalue(), "compressed")
 
 
 def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,17 +136,6 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(read) <= len(content)
 
 
-def test_the_encrypted_flag() -> None:
-    content = GOOD
-    with zipfile.ZipFile(io.BytesIO(GOOD)) as opened:
-        local = [info.header_offset for info in opened.infolist()]
-    for place in local:
-        content = patched(content, place + 6, "H", 1)
-    for place in central(GOOD):
-        content = patched(content, place + 8, "H", 1)
-    refused(content)
-
-
 def test_every_flag_of_an_entry() -> None:
     for bit, place in itertools.product(range(16), central(GOOD)):
         refused(patched(GOOD, place + 8, "H", 1 << bit))
@@ -177,11 +160,6 @@ def test_zip64() -> None:
     record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 4, 4, 300, len(GOOD))
     locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(GOOD) - 22, 1)
     refused(GOOD[:-22] + record + locator + GOOD[-22:])
-
-
-def test_comments() -> None:
-    refused(archive(comment=b"hello"))
-    refused(GOOD[:-2] + b"\5\0hello")
 
 
 def test_the_manifest_comes_first() -> None:

@@ -23,66 +23,28 @@ def repacked(change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> byte
     return bundle.pack({k: v for k, v in manifest.items() if k not in ("members", "schema_version")}, members)
 
 
-def _output(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    manifest["embedding"]["output"] = "other"
+REFERENCES = {"other": {"embeddings": "references-training.npy", "labels": "references-training-labels.npy"}}
 
 
-def _no_output(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    del manifest["embedding"]["output"]
-
-
-def _missing(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    manifest["embedding"]["head"]["weights"] = "../passwd"
-
-
-def _no_head(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    del manifest["embedding"]["head"]
-
-
-def _list(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    manifest["embedding"] = []
-
-
-def _wide(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    members["head-weights.npy"] = bundle.array_bytes(np.zeros((8, 3), np.float32))
-
-
-def _infinite(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    members["head-biases.npy"] = bundle.array_bytes(np.full(8, np.inf, np.float32))
-
-
-def _label(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    labels = bundle.read_array(members["references-training-labels.npy"])
-    members["references-training-labels.npy"] = bundle.array_bytes(labels + 8)
-
-
-def _dtype(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    rows = bundle.read_array(members["references-training.npy"])
-    members["references-training.npy"] = bundle.array_bytes(rows.astype(np.float32))
-
-
-def _split(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    manifest["embedding"]["references"]["other"] = manifest["embedding"]["references"]["training"]
-
-
-def _confidence(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-    manifest["confidence"]["temperature"] = -1
+def array(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
+    """Return the change of an array in a bundle."""
+    return lambda _, members: members.update({name: bundle.array_bytes(change(bundle.read_array(members[name])))})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_output, "no model has the output 'other'"),
-        (_no_output, "no model has the output None"),
-        (_missing, "which is not in the bundle"),
-        (_no_head, "incomplete"),
-        (_list, "incomplete"),
-        (_wide, "not one of 8 classes"),
-        (_infinite, "finite"),
-        (_label, "one label each"),
-        (_dtype, "rows of 48 values of int8"),
-        (_split, "split 'other'"),
-        (_confidence, "temperature cannot be -1"),
+        (lambda manifest, _: manifest["embedding"].update(output="other"), "no model has the output 'other'"),
+        (lambda manifest, _: manifest["embedding"].pop("output"), "no model has the output None"),
+        (lambda manifest, _: manifest["embedding"]["head"].update(weights="../passwd"), "which is not in the bundle"),
+        (lambda manifest, _: manifest["embedding"].pop("head"), "incomplete"),
+        (lambda manifest, _: manifest.update(embedding=[]), "incomplete"),
+        (lambda manifest, _: manifest["embedding"].update(references=REFERENCES), "split 'other'"),
+        (lambda manifest, _: manifest["confidence"].update(temperature=-1), "temperature cannot be -1"),
+        (array("head-weights.npy", lambda weights: weights[:, :3]), "not one of 8 classes"),
+        (array("head-biases.npy", lambda biases: biases + np.float32("inf")), "finite"),
+        (array("references-training-labels.npy", lambda labels: labels + 8), "one label each"),
+        (array("references-training.npy", lambda rows: rows.astype(np.float32)), "rows of 48 values of int8"),
     ],
 )
 def test_invalid_entries_are_refused(change: Any, message: str) -> None:

@@ -6,6 +6,7 @@ import io
 import resource
 import struct
 import sys
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image, ImageOps
 
 from compress.data.sources import ImageFolder
 from deploy.contract import pictures
-from deploy.contract.decoding import Decoding
+from deploy.contract.decoding import Decoding, parsed
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
 from deploy.runner import images
@@ -63,6 +64,62 @@ def test_a_setting_ignores_the_orientation() -> None:
         np.testing.assert_array_equal(decoded, PHOTO)
 
 
+def tiff(order: str = "<", kind: int = 3, value: int = 6) -> bytes:
+    """Return an EXIF block with an orientation: a number of 16 bits (kind 3), of 32 (4), or another value."""
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    content = struct.pack(order + ("H2x" if kind == 3 else "I"), value)
+    return mark + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + content
+
+
+def orientation(content: bytes) -> int:
+    with Image.open(io.BytesIO(content)) as image:
+        return pictures.orientation_of(image)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (tiff("<"), 6),
+        (tiff(">"), 6),
+        (tiff(">", 4), 6),
+        (tiff(value=0), 1),
+        (tiff(value=9), 1),
+        (tiff(kind=7), 1),
+        (b"XX" + tiff()[2:], 1),
+        (tiff()[:12], 1),
+        (b"", 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_blocks_of_exif(block: bytes, expected: int) -> None:
+    for form in ("JPEG", "PNG", "WEBP"):
+        assert orientation(written(Image.fromarray(PHOTO), form, exif=b"Exif\0\0" + block)) == expected
+
+
+def test_an_orientation_in_xmp_is_not_used() -> None:
+    """Whether `getexif` uses it depends on the version of Pillow."""
+    xmp = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'
+    assert orientation(written(Image.fromarray(PHOTO), "WEBP", xmp=xmp)) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_block_has_an_orientation_too() -> None:
+    random = np.random.default_rng(0)
+    content = rotated(6, "PNG")
+    for _ in range(300):
+        block = bytearray(content[content.index(b"eXIf") + 4 :][: random.integers(64)])
+        for place in random.integers(0, 64, 3):
+            block[place : place + 1] = bytes([random.integers(256)])
+        assert pictures.orientation_of(SimpleNamespace(info={"exif": bytes(block)})) in range(1, 9)
+
+
+def test_the_orientation_of_the_manifest() -> None:
+    assert parsed({}).orientation == "exif"
+    assert parsed({"orientation": "ignore"}).orientation == "ignore"
+    with pytest.raises(ValueError, match="orientation cannot be 'upright'"):
+        parsed({"orientation": "upright"})
+
+
 def test_a_host_without_pillow_or_with_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     content = written(Image.fromarray(PHOTO), "PNG")
     monkeypatch.setattr("PIL.__version__", "5.4.1")
@@ -88,10 +145,6 @@ def test_the_upper_8_of_16_bits(channels: Literal[1, 3]) -> None:
     assert decoded.dtype == np.uint8
     np.testing.assert_array_equal(decoded, expected)
     np.testing.assert_array_equal(in_training(content, channels), expected)
-
-
-def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels() -> None:
-    content = written(Image.fromarray(DEEP), "PNG")
     for decoded in (images.decode_body(content), images.decode_file(content)):
         assert (decoded == (DEEP >> 8)[..., np.newaxis]).all()
 

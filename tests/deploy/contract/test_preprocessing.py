@@ -60,13 +60,6 @@ def test_resize_to_the_same_size_changes_nothing(method: str) -> None:
     np.testing.assert_array_equal(apply(sample, resize(5, 7, filter=method)), sample)
 
 
-@pytest.mark.parametrize("method", ["bilinear", "nearest"])
-@pytest.mark.parametrize("size", [(1, 1), (3, 20), (20, 3), (64, 64)])
-def test_resize_of_a_constant_is_constant(method: str, size: tuple[int, int]) -> None:
-    sample = np.full((7, 9, 2), 0.3, np.float32)
-    np.testing.assert_array_equal(apply(sample, resize(*size, filter=method)), np.full((*size, 2), 0.3, np.float32))
-
-
 def test_resize_by_hand() -> None:
     row = np.array([[0.0, 4.0]])
     np.testing.assert_array_equal(apply(row, resize(1, 4))[0, :, 0], [0, 1, 3, 4])
@@ -74,10 +67,6 @@ def test_resize_by_hand() -> None:
     np.testing.assert_array_equal(apply([[0.0, 1, 2, 3]], resize(1, 2))[0, :, 0], [0.5, 2.5])
     np.testing.assert_array_equal(apply([[0.0, 1, 2, 3]], resize(1, 2, filter="nearest"))[0, :, 0], [1, 3])
     np.testing.assert_array_equal(apply(row.T, resize(4, 1))[:, 0, 0], [0, 1, 3, 4])
-
-
-def test_size_is_height_and_width() -> None:
-    assert apply(np.zeros((4, 4)), resize(2, 6)).shape == (2, 6, 1)
 
 
 @pytest.mark.tensorflow
@@ -356,17 +345,12 @@ def test_channels_that_do_not_fit() -> None:
     "sample",
     [
         np.zeros((0, 4, 3)),
-        np.zeros((4, 0)),
-        np.zeros((4, 4, 0)),
-        np.zeros((1, 1, 4, 4, 3)),
         np.zeros((1, 4, 4, 3)),
         np.zeros(()),
         np.zeros((4, 4), object),
         np.zeros((4, 4), complex),
         np.zeros((4, 4), "U1"),
-        np.zeros((4, 4), "S1"),
         np.zeros((4, 4), "M8[s]"),
-        np.zeros((4, 4), [("a", "f4")]),
     ],
     ids=lambda sample: f"{sample.dtype}{sample.shape}",
 )

@@ -54,7 +54,7 @@ def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
 # --- resize -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "antialias"), WEIGHED)
+@pytest.mark.parametrize(("method", "antialias"), [*WEIGHED, ("bilinear", False), ("nearest", False)])
 @pytest.mark.parametrize("size", [(1, 1), (3, 20), (20, 3), (64, 64), (7, 9)])
 def test_a_constant_stays_constant(method: str, antialias: bool, size: tuple[int, int]) -> None:
     sample = np.full((7, 9, 2), 0.3, np.float32)

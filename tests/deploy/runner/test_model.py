@@ -23,16 +23,8 @@ from deploy.contract.trust import TrustError
 from deploy.runner.answers import _to_values
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    path.write_bytes(devices.packed())
-    return path
-
-
 @pytest.fixture
-def model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+def model(path: Path, nowhere: None) -> Any:
     with Model(str(path), kernels="reproducible") as loaded_model:
         yield loaded_model
 
@@ -189,28 +181,10 @@ def test_the_model_must_be_the_one_of_the_manifest() -> None:
         Model(opened, "int8")
 
 
-def test_a_changed_bundle_is_not_opened(path: Path, tmp_path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "changed.coralline").write_bytes(content)
-    with pytest.raises(bundle.BundleError):
-        Model(tmp_path / "changed.coralline")
-
-
 def test_the_package_alone_imports_nothing() -> None:
     code = "import sys, deploy; assert 'numpy' not in sys.modules; deploy.nothing"
     done = subprocess.run([sys.executable, "-c", code], env=devices.environment(), capture_output=True, text=True)
     assert "module 'deploy' has no attribute 'nothing'" in done.stderr
-
-
-@pytest.mark.parametrize("python", devices.pythons())
-def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) -> None:
-    pyz = devices.pyz(tmp_path / "runner.pyz")
-    code = "import deploy, sys; print(deploy.__file__); print(deploy.Model(sys.argv[1], role='int8').labels)"
-    environment = {**devices.environment(), "PYTHONPATH": str(pyz)}
-    command = [python, "-W", "error", "-c", code, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.splitlines() == [f"{pyz}/deploy/__init__.py", str(devices.LABELS)], done.stderr
 
 
 def test_a_device_that_trusts_a_root_takes_listed_bundles_only(

@@ -29,13 +29,6 @@ FAILURES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    path.write_bytes(devices.packed(samples=0))
-    return path
-
-
 def asked(path: Path, root: Path, *arguments: object, library: Path | None = None, **more: object) -> Any:
     """Run a compiled model on a host; return the exit code, the JSON output and stderr."""
     folder = devices.stand_in() if library is None else library

@@ -1,4 +1,4 @@
-"""The runner writes complete files, and names them in errors."""
+"""Complete files or none, named in errors."""
 
 from __future__ import annotations
 
