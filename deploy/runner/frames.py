@@ -7,7 +7,8 @@ ffmpeg -i film.mp4 -f rawvideo -pix_fmt rgb24 - | python3 runner.pyz run shop.co
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, Tuple
+from io import BufferedReader
+from typing import Iterator, Tuple
 
 import numpy as np
 
@@ -18,13 +19,13 @@ MAX_BYTES = 1 << 26
 """The largest JPEG image: 64 MB."""
 MAX_PIXELS = 1 << 25
 """The largest frame of raw pixels: 33 million pixels, 100 MB."""
-CHUNK = 1 << 16
-"""The bytes of one read: the capacity of a pipe on Linux (pipe(7))."""
 _START, _END = b"\xff\xd8", 0xD9
 _SCAN = 0xDA
 """The marker that compressed data follow (ITU T.81, B.1.1.3)."""
 _WITHOUT_LENGTH = (0x01, 0xD8, *range(0xD0, 0xD8))
 """Markers that no length follows (ITU T.81, B.1.1.3)."""
+_AFTER_DATA = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+"""A marker that is not part of compressed data."""
 _LOOK = "look at the messages of the program that writes the stream"
 
 
@@ -44,124 +45,97 @@ def size_of(text: str) -> Tuple[int, int]:
     return width, height
 
 
-def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
+def raw(stream: BufferedReader, width: int, height: int) -> Iterator[Array]:
     """Yield the frames of raw RGB pixels: uint8 [height, width, 3].
 
     Raises:
         ImageError: the last frame is not complete.
     """
     size = width * height * 3
-    reader = _Reader(stream)
-    while reader.more():
-        try:
-            content = reader.take(size)
-        except EOFError:
-            what = "the stream ends after %d of its %d bytes" % (reader.waiting, size)
+    while True:
+        content = stream.read(size)
+        if not content:
+            return
+        if len(content) < size:
+            what = "the stream ends after %d of its %d bytes" % (len(content), size)
             raise ImageError(what, "compare --frame-size with the size that ffmpeg prints")
         yield np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
 
-def jpegs(stream: Any) -> Iterator[bytes]:
+def jpegs(stream: BufferedReader) -> Iterator[bytes]:
     """Yield the JPEG images of a stream, undecoded.
 
     Raises:
         ImageError: the stream has other data, an image larger than MAX_BYTES, or an incomplete image at its end.
     """
-    reader = _Reader(stream)
-    while reader.more():
+    while stream.peek(1):
         try:
-            yield _jpeg(reader)
+            yield _jpeg(stream)
         except EOFError:
             raise ImageError("the stream ends in the middle of a JPEG image", _LOOK)
 
 
-def _jpeg(reader: _Reader) -> bytes:
+def _jpeg(stream: BufferedReader) -> bytes:
     """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1)."""
-    parts = [reader.take(2)]
+    parts = [_read(stream, 2)]
     if parts[0] != _START:
         hint = "let ffmpeg write them: -f image2pipe -c:v mjpeg -; or give --frame-size for raw pixels"
         raise ImageError("the stream has no JPEG image where one must begin", hint)
     length = 2
+    marker = _marker(stream)
     while True:
-        marker = _marker(reader)
-        parts.append(marker)
-        if marker[1] == _END:
+        parts.append(bytes([0xFF, marker]))
+        if marker == _END:
             return b"".join(parts)
-        if marker[1] not in _WITHOUT_LENGTH:
-            size = reader.take(2)
-            parts += [size, reader.take(max(int.from_bytes(size, "big") - 2, 0))]
+        if marker not in _WITHOUT_LENGTH:
+            size = _read(stream, 2)
+            parts += [size, _read(stream, max(int.from_bytes(size, "big") - 2, 0))]
             length += 4 + len(parts[-1])
-        if marker[1] == _SCAN:
-            parts.append(reader.until_marker(MAX_BYTES - length))
-            length += len(parts[-1])
+        if marker == _SCAN:
+            data, marker = _scan(stream, MAX_BYTES - length)
+            parts.append(data)
+            length += len(data)
+        else:
+            marker = _marker(stream)
         if length > MAX_BYTES:
             raise _too_large()
 
 
-def _marker(reader: _Reader) -> bytes:
-    """Return the next marker. Any number of bytes 0xFF may be in front of it (ITU T.81, B.1.1.2)."""
-    first = reader.take(1)
-    second = reader.take(1)
+def _marker(stream: BufferedReader) -> int:
+    """Return the second byte of the next marker. Bytes 0xFF may be in front of a marker (ITU T.81, B.1.1.2)."""
+    first = _read(stream, 1)
+    second = _read(stream, 1)
     while second == b"\xff":
-        second = reader.take(1)
+        second = _read(stream, 1)
     if first != b"\xff":
         raise ImageError("the JPEG image is damaged", _LOOK)
-    return first + second
+    return second[0]
+
+
+def _scan(stream: BufferedReader, most: int) -> Tuple[bytes, int]:
+    """Return compressed data, and the second byte of the marker after the data (ITU T.81, F.1.2.3).
+
+    Raises:
+        EOFError: the stream ends before the marker.
+        ImageError: more than `most` bytes are in front of the marker.
+    """
+    data = bytearray()
+    while len(data) <= most:
+        waiting = stream.peek(1)
+        marker = _AFTER_DATA.search(waiting)
+        data += _read(stream, max(len(waiting), 1) if marker is None else marker.end() - 1)
+        if data[-1] == 0xFF and _AFTER_DATA.match(b"\xff" + stream.peek(1)):  # or the marker is in two blocks
+            return bytes(data[:-1]), _read(stream, 1)[0]
+    raise _too_large()
 
 
 def _too_large() -> ImageError:
     return ImageError("the JPEG image has more than %d bytes" % MAX_BYTES, "send smaller frames")
 
 
-class _Reader:
-    def __init__(self, stream: Any) -> None:
-        self._read = getattr(stream, "read1", stream.read)
-        self._buffer = bytearray()
-
-    @property
-    def waiting(self) -> int:
-        """The number of bytes that were read and not yet taken."""
-        return len(self._buffer)
-
-    def more(self) -> bool:
-        """Return whether there are more bytes."""
-        return bool(self._buffer) or self._fill()
-
-    def take(self, count: int) -> bytes:
-        """Return the next bytes, or raise an EOFError if the stream ends before."""
-        while len(self._buffer) < count:
-            self._need()
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return taken
-
-    def until_marker(self, most: int) -> bytes:
-        """Return the bytes in front of the next marker that is not part of compressed data (ITU T.81, F.1.2.3).
-
-        Raises:
-            EOFError: the stream ends before the marker.
-            ImageError: more than `most` bytes are in front of the marker.
-        """
-        start = 0
-        while True:
-            position = self._buffer.find(b"\xff", start)
-            if position < 0 or position + 1 >= len(self._buffer):
-                start = max(len(self._buffer) - 1, 0)
-                if start > most:
-                    raise _too_large()
-                self._need()
-                continue
-            following = self._buffer[position + 1]
-            if following == 0 or following == 0xFF or 0xD0 <= following < 0xD8:
-                start = position + (1 if following == 0xFF else 2)
-                continue
-            return self.take(position)
-
-    def _need(self) -> None:
-        if not self._fill():
-            raise EOFError
-
-    def _fill(self) -> bool:
-        chunk = self._read(CHUNK)
-        self._buffer += chunk
-        return bool(chunk)
+def _read(stream: BufferedReader, count: int) -> bytes:
+    """Return the next bytes, or raise an EOFError if the stream ends before."""
+    content = stream.read(count)
+    if len(content) < count:
+        raise EOFError
+    return content

@@ -48,24 +48,17 @@ def jpegs(count: int) -> list[bytes]:
     return jpeg_files
 
 
-class Slow(io.BytesIO):
-    """A pipe that gives a few bytes at a time."""
-
-    def __init__(self, content: bytes, most: int = 77) -> None:
-        super().__init__(content)
-        self._most = most
-
-    def read1(self, size: int | None = -1) -> bytes:
-        del size
-        return super().read(self._most)
+def slow(content: bytes, most: int = 77) -> io.BufferedReader:
+    """Return a stream that reads a few bytes at a time."""
+    return io.BufferedReader(io.BytesIO(content), most)
 
 
 def test_frames_are_cut_out_of_a_stream() -> None:
     expected = jpegs(3)
-    assert list(frames.jpegs(Slow(b"".join(expected)))) == expected
-    assert list(frames.jpegs(io.BytesIO(b""))) == []
+    assert list(frames.jpegs(slow(b"".join(expected)))) == expected
+    assert list(frames.jpegs(slow(b""))) == []
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(list(frames.raw(Slow(images.tobytes()), 7, 5)), images)
+    np.testing.assert_array_equal(list(frames.raw(slow(images.tobytes()), 7, 5)), images)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +73,12 @@ def test_frames_are_cut_out_of_a_stream() -> None:
 )
 def test_streams_of_something_else(content: bytes, part: str) -> None:
     with pytest.raises(ImageError, match=part):
-        list(frames.jpegs(Slow(content)))
+        list(frames.jpegs(slow(content)))
 
 
 def test_a_frame_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_BYTES", 200_000)
-    endless = io.BytesIO(b"\xff\xd8\xff\xda\x00\x04ab" + bytes(1_000_000))
+    endless = slow(b"\xff\xd8\xff\xda\x00\x04ab" + bytes(1_000_000))
     with pytest.raises(ImageError, match="the JPEG image has more than 200000 bytes"):
         list(frames.jpegs(endless))
 
@@ -97,7 +90,7 @@ def test_sizes_of_frames(size: str) -> None:
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=slow(content, 8192)))
 
 
 def test_a_video_from_stdin(
@@ -161,10 +154,10 @@ def test_stdin_is_closed(path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_bytes_between_segments_and_large_frames() -> None:
     """Fill bytes before a marker are allowed. A large frame in small pieces must not take quadratic time."""
     (image,) = jpegs(1)
-    assert list(frames.jpegs(io.BytesIO(image[:2] + b"\xff\xff" + image[2:]))) == [image]
+    assert list(frames.jpegs(slow(image[:2] + b"\xff\xff" + image[2:]))) == [image]
     content = bytes(3840 * 2160 * 3)
     start = time.process_time()
-    assert len(list(frames.raw(Slow(content * 2, 4096), 3840, 2160))) == 2
+    assert len(list(frames.raw(slow(content * 2, 4096), 3840, 2160))) == 2
     assert time.process_time() - start < 5
 
 
