@@ -122,7 +122,7 @@ class HeadFile:
         return index
 
     def cut(self, operator: int) -> bytes:
-        """Return the file without the operators after one, whose output becomes that of the file."""
+        """Return the file without the operators after `operator`, whose output becomes the output of the file."""
         data = bytearray(self.content)
         (output,) = self.ends(operator, 2)
         outputs = vector(data, self.graph, _OUTPUTS)

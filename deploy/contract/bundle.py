@@ -491,7 +491,7 @@ def _model(role: str, entry: Dict[str, Any]) -> BundledModel:
     """Return the description of a model.
 
     Raises:
-        BundleError: it has no valid inputs or outputs.
+        BundleError: the inputs or outputs are not valid.
     """
     ends = {}
     for end in ("inputs", "outputs"):

@@ -171,7 +171,7 @@ class Detector:
         """Return the number of classes of a model whose outputs have so many values together.
 
         Raises:
-            DetectionError: there is no such number.
+            DetectionError: no number of classes gives so many values.
         """
         fixed = sum(count * width for count, width in self.output_sizes(0))
         per_class = sum(count * width for count, width in self.output_sizes(1)) - fixed

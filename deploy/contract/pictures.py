@@ -124,7 +124,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
     """Check the size of an image before memory is allocated for it.
 
     Raises:
-        ImageError: it has no pixels, too many, or a side that is too long.
+        ImageError: the image has no pixels, too many, or a side that is too long.
     """
     if not 0 < width * height <= max_pixels or max(width, height) > LONGEST:
         allowed = "at most %d, and at most %d along a side" % (max_pixels, LONGEST)

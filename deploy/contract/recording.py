@@ -39,7 +39,7 @@ _TAIL = bytes.fromhex("000000001000800000aa00389b71")
 
 
 class RecordingError(ValueError):
-    """The file is not a WAV file, damaged, cut short, or has another format than PCM and float."""
+    """The file is not a WAV file, is damaged or cut short, or has another format than PCM and float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def opened(stream: BinaryIO, total: int) -> Recording:
     """Read the header of a WAV file of `total` bytes from its start, up to its values.
 
     Raises:
-        RecordingError: see there.
+        RecordingError: the file is damaged, or has another format than PCM and float.
     """
     magic = stream.read(12)
     if not is_wav(magic):

@@ -47,7 +47,7 @@ def number(value: Any, name: str) -> float:
     """Return a value as a float.
 
     Raises:
-        PreprocessingError: it is not a number, or too large for float32.
+        PreprocessingError: the value is not a number, or too large for float32.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise PreprocessingError("%s must be a number that float32 can hold, not %r" % (name, value))
@@ -64,7 +64,7 @@ class Number:
         """Return the value as a float.
 
         Raises:
-            PreprocessingError: it is not allowed.
+            PreprocessingError: the value is not allowed.
         """
         checked = number(value, name)
         if not self.low <= checked <= self.high:
@@ -240,7 +240,7 @@ def image(shape: Shape, name: str) -> Tuple[int, int, int]:
     """Return height, width and channels of a sample.
 
     Raises:
-        PreprocessingError: it is not an image.
+        PreprocessingError: the sample is not an image.
     """
     if len(shape) != 3:
         raise PreprocessingError("%s takes an image [height, width, channels], not %r" % (name, list(shape)))

@@ -216,7 +216,7 @@ class Lookup:
         """Return the rows of these numbers as the input tensor. Fractions are cut off, as Keras does it.
 
         Raises:
-            ValueError: a number is not that of a row.
+            ValueError: the table has no row of a number.
         """
         rows = np.trunc(numbers)
         if not ((rows >= 0) & (rows < len(self.table))).all():

@@ -141,11 +141,11 @@ def folder_source(folder: str) -> Fetch:
 
 
 def read_file(path: str, limit: int) -> Optional[bytes]:
-    """Return at most `limit` + 1 bytes of a file from outside; None: there is none. Devices and pipes are refused.
+    """Return at most `limit` + 1 bytes of a file from outside; None: the file does not exist. Devices are refused.
 
     Raises:
-        TrustError: it is not an ordinary file.
-        OSError: it cannot be read.
+        TrustError: the path is a folder, a device or a pipe.
+        OSError: the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -223,7 +223,7 @@ class TrustFolder:
             name: its name in messages.
 
         Raises:
-            TrustError: it is not listed.
+            TrustError: the file is not listed.
         """
         from tuf.api.exceptions import LengthOrHashMismatchError
 
@@ -238,12 +238,12 @@ class TrustFolder:
         raise TrustError(what, "on the host: python -m compress trust add, then deploy with --repository", "unlisted")
 
     def require_bundle(self, content: bytes, path: str) -> None:
-        """Check that a bundle may run: it is listed, or it was when it was installed at this path.
+        """Check that a bundle may run: the bundle is listed, or was listed when it was installed at this path.
 
         Metadata that expires, or that lists a newer bundle instead, therefore does not stop a device.
 
         Raises:
-            TrustError: it may not.
+            TrustError: the bundle may not run.
         """
         try:
             self.require(content, BUNDLE_ENDING, path)
@@ -257,7 +257,7 @@ class TrustFolder:
         """Check that the trusted metadata is complete and valid now: before something new is installed.
 
         Raises:
-            TrustError: it is not: it expired, or an update was interrupted.
+            TrustError: the metadata expired, or an update was interrupted.
         """
         timestamp, snapshot, targets = (self.trusted(role) for role in ROLES[1:])
         listed = None if snapshot is None else snapshot.meta.get("targets.json")
@@ -343,7 +343,7 @@ def _read_root(content: Optional[bytes], path: str) -> Any:
     """Return a root that is signed by its own keys: a `tuf.api.metadata.Root`.
 
     Raises:
-        TrustError: it is missing or damaged, or python-tuf is missing.
+        TrustError: the root is missing or damaged, or python-tuf is missing.
     """
     try:
         if sys.version_info < (3, 10):
@@ -420,7 +420,7 @@ def download(source: str, name: str, listed: Mapping[str, Any], consistent: bool
     """Return a target from a folder with the layout of a TUF repository.
 
     Raises:
-        TrustError: it is not listed, missing, or not what is listed.
+        TrustError: the target is not listed, is missing, or differs from what is listed.
     """
     from tuf.api.exceptions import LengthOrHashMismatchError
 

@@ -24,7 +24,7 @@ from deploy.runner.model import Model
 from deploy.runner.runtime import RuntimeOptions
 
 CHANGED_CLASSES = 5
-"""How many classes the text names, those that changed most."""
+"""The number of classes that the text names: the classes that changed most."""
 _NO_OBJECTS = "the evaluation sample has no objects"
 Progress = Callable[[str], None]
 

@@ -190,7 +190,7 @@ def _image_name(source: str) -> str:
 
 
 def _different(paths: Sequence[str]) -> List[str]:
-    """Return the paths with -2, -3 and so on at those that are there already, also on file systems without case."""
+    """Return different paths: repeated ones get -2, -3 and so on. File systems may ignore the case of names."""
     taken: Set[str] = set()
     result = []
     for path in paths:

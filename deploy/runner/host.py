@@ -19,7 +19,7 @@ USB_IDS = (("1a6e", "089a"), ("18d1", "9302"))
 """Vendor and product of the USB Accelerator, before and after its first use, which loads its firmware."""
 PCI_ID = ("0x1ac1", "0x089a")
 USB3_MBPS = 5000
-"""What the kernel reports as the speed of USB 3.0; that of USB 2 is 480."""
+"""The speed of USB 3.0 as the kernel reports it; USB 2 has 480."""
 HOT_CPU_C = 80.0
 """The temperature at which boards with a Raspberry Pi or an i.MX 8M begin to throttle."""
 ARM_PARTS = {

@@ -86,7 +86,7 @@ def refuse_type_of_text(content_type: str) -> None:
     """Refuse the Content-Type of a body that is not a plain text in UTF-8: its bytes would be taken as another text.
 
     Raises:
-        ImageError: it is JSON, or in another character encoding.
+        ImageError: the body is JSON, or in another character encoding.
     """
     media_type, _, parameters = content_type.lower().partition(";")
     if media_type.strip() == "application/json":

@@ -68,7 +68,7 @@ _END = object()
 
 
 class _Channel:
-    """A queue with a limit that can be closed: whoever waits for it then gets an exception."""
+    """A queue with a limit that can be closed: threads that wait for the queue then get an exception."""
 
     def __init__(self, limit: int) -> None:
         self._items: Deque[Any] = collections.deque()

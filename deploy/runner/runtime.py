@@ -115,7 +115,7 @@ def _import(name: str) -> Tuple[Any, Any]:
 
 
 def find() -> Runtime:
-    """Return the first runtime that is installed, or the one that CORALLINE_RUNTIME names.
+    """Return the first runtime that is installed, or the runtime that CORALLINE_RUNTIME names.
 
     Raises:
         RuntimeLibraryError: no runtime is installed, or it cannot be imported.

@@ -160,7 +160,7 @@ def detect(
 
 
 def merged(detections: Detections, cut: Array, overlap: float, most: int, class_agnostic: bool = False) -> Detections:
-    """Return detections of one photo without those that show the same object again.
+    """Return detections of one photo without detections that show the same object again.
 
     `cut` says which boxes end at the inner edge of their tile: bool [k]. Two boxes with an intersection over union
     above `overlap` are the same object, if they are of one class or `class_agnostic` is set.

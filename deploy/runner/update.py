@@ -20,7 +20,7 @@ KEEP = 3
 
 
 class UpdateError(DeviceError):
-    """The folder of the releases, or its lock, cannot be used; `kind` is that of the `ReleaseError`."""
+    """The folder of the releases, or its lock, cannot be used; `kind` is the kind of the `ReleaseError`."""
 
     exit_code = 6
 
