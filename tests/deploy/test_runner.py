@@ -186,8 +186,7 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
     opened = bundle.Bundle(devices.packed(contents, samples=0))
     other = devices.packed({**contents, "int8": devices.tiny.classifier(seed=5)}, samples=0)
     members = {**opened.members, "golden-output-int8.npy": bundle.Bundle(other).members["golden-output-int8.npy"]}
-    manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
-    path = write(tmp_path, "wrong.coralline", bundle.pack(manifest, members))
+    path = write(tmp_path, "wrong.coralline", bundle.pack(opened.manifest, members))
     assert command.main(["verify", str(path), "--json"]) == 13
     captured = capsys.readouterr()
     report = json.loads(captured.out)
@@ -223,8 +222,7 @@ def test_scores_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixtur
     opened = bundle.Bundle(devices.packed({"original": devices.models()["original"]}, samples=0))
     name = opened.manifest["golden"]["inputs"][0]
     members = {**opened.members, name: bundle.array_bytes(np.full((6, 5, 1), np.nan, np.float32))}
-    manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
-    path = write(tmp_path, "nan.coralline", bundle.pack(manifest, members))
+    path = write(tmp_path, "nan.coralline", bundle.pack(opened.manifest, members))
     assert command.main(["run", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["answers"][0]["top"][0]["score"] is None
     assert command.main(["run", str(path)]) == 0

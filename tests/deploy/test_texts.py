@@ -47,9 +47,7 @@ def changed(content: bytes, change: Any) -> bytes:
     members = bundle.read_archive(content)
     manifest = json.loads(members.pop(bundle.MANIFEST))
     change(manifest, members)
-    return bundle.pack(
-        {name: manifest[name] for name in manifest if name not in ("members", "schema_version")}, members
-    )
+    return bundle.pack(manifest, members)
 
 
 def test_a_text_gives_the_outputs_of_the_host(content: bytes) -> None:

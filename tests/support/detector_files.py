@@ -150,12 +150,17 @@ def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any]
     return bundle.pack(manifest, {"int8.tflite": content})
 
 
-def small_bundle(folder: Path, side: int, steps: Sequence[Any]) -> Path:
-    """Write a bundle of a detector of three classes for side x side pixels with values from 0 to 1; return its path."""
-    described = specification("ltrb", side)
+def small(side: int, steps: Sequence[Any], **changes: Any) -> bytes:
+    """Return a bundle of a detector of three classes for side x side pixels with values from 0 to 1."""
+    described = specification("ltrb", side, **changes)
     image = Tensor((1, side, side, 3), "INT8", scales=(1 / 255,), zero_point=-128)
+    return bundle_of(graph.serialize(from_image(described, 3, image)), described, steps, ["a", "b", "c"])
+
+
+def small_bundle(folder: Path, side: int, steps: Sequence[Any]) -> Path:
+    """Write the bundle `small`; return its path."""
     path = folder / "d.coralline"
-    path.write_bytes(bundle_of(graph.serialize(from_image(described, 3, image)), described, steps, ["a", "b", "c"]))
+    path.write_bytes(small(side, steps))
     return path
 
 

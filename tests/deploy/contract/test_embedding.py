@@ -20,7 +20,7 @@ def repacked(change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> byte
     manifest = bundle.json.loads(bundle.json.dumps(opened.manifest))  # a copy
     members = dict(opened.members)
     change(manifest, members)
-    return bundle.pack({k: v for k, v in manifest.items() if k not in ("members", "schema_version")}, members)
+    return bundle.pack(manifest, members)
 
 
 REFERENCES = {"other": {"embeddings": "references-training.npy", "labels": "references-training-labels.npy"}}

@@ -59,15 +59,6 @@ def test_letterboxes_have_the_sizes_of_ultralytics_and_yolox(size: tuple[int, in
         assert area_of_image(corner) == (0, 0, max(int(height * ratio), 1), max(int(width * ratio), 1))
 
 
-def test_the_sizes_of_pad_crop_and_letterboxes_differ() -> None:
-    sample = np.zeros((427, 640, 1), np.uint8)
-    areas = {}
-    for name, more in (("pad", {}), ("letterbox", {}), ("top_left", {"align": "top_left"})):
-        step = {"size": [416, 416], "fit": "pad" if name == "pad" else "letterbox", "fill": 114, **more}
-        areas[name] = area_of_image(Preprocessing([{"resize": step}])(sample))
-    assert areas == {"pad": (69, 0, 277, 416), "letterbox": (69, 0, 278, 416), "top_left": (0, 0, 277, 416)}
-
-
 def test_the_pixels_of_a_letterbox_are_those_of_a_plain_resize() -> None:
     sample = np.random.default_rng(1).integers(0, 256, (427, 640, 3)).astype(np.uint8)
     boxed = Preprocessing([{"resize": {"size": [416, 416], "fit": "letterbox", "fill": 114}}])(sample)
@@ -80,13 +71,6 @@ def test_the_pixels_of_a_letterbox_are_those_of_a_plain_resize() -> None:
 def test_align_is_for_letterboxes() -> None:
     with pytest.raises(PreprocessingError, match=r"align: top_left is for `fit: letterbox`, not for `fit: pad`"):
         Preprocessing([{"resize": {"size": [8, 8], "fit": "pad", "align": "top_left"}}])
-
-
-def test_older_specifications_keep_their_digests() -> None:
-    for more in ({}, {"fit": "pad", "fill": 3}):
-        step: dict[str, Any] = {"size": [8, 8], **more}
-        written = Preprocessing([{"resize": {**step, "align": "center"}}]).digest
-        assert Preprocessing([{"resize": step}]).digest == written
 
 
 @pytest.mark.parametrize("steps", MOVED)

@@ -125,6 +125,7 @@ def test_golden_numbers() -> None:
 EQUAL = [
     ([resize(8, 8)], [resize(8, 8, filter="bilinear")]),
     ([resize(8, 8)], [{"resize": {"filter": "bilinear", "size": (8.0, 8.0)}}]),
+    ([resize(8, 8, fit="pad")], [resize(8, 8, fit="pad", align="center")]),
     ([{"scale": {"from": [0, 16]}}], [{"scale": {"to": [0.0, 1.0], "from": [0.0, 16.0]}}]),
 ]
 DIFFERENT: list[list[Any]] = [

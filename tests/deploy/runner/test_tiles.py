@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import detector_files
 import devices
 import numpy as np
 import pytest
-from one_op import Tensor
+from detector_files import small
 
-from compress.model.tflite import graph
 from deploy import Model, Tiles
 from deploy.contract import bundle
 from deploy.contract.detection import Detections
@@ -27,14 +25,6 @@ STRETCH = [{"resize": {"size": [SIDE, SIDE]}}, {"scale": {"from": [0, 255], "to"
 LETTERBOX = [{"resize": {"size": [SIDE, SIDE], "fit": "letterbox", "fill": 0}}, STRETCH[1]]
 SPECIFICATION = {"overlap": 0.5, "most": 100, "class_agnostic": False}
 Detect = Callable[[np.ndarray], Detections]
-
-
-def bundled(steps: list[Any], **changes: Any) -> bytes:
-    """Return a bundle of a detector of three classes whose answer depends on the colours of each cell."""
-    described = detector_files.specification("ltrb", SIDE, **changes)
-    image = Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)
-    content = graph.serialize(detector_files.from_image(described, 3, image))
-    return detector_files.bundle_of(content, described, steps, ["a", "b", "c"])
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -239,7 +229,7 @@ def test_the_edge_of_a_cropped_tile_is_inside_the_tile() -> None:
 @pytest.mark.parametrize("grid", [Tiles(1, 1), Tiles(2, 3), Tiles(3, 2, 0.35, whole=False)])
 def test_a_bundle_answers_as_its_tiles_do(steps: list[Any], grid: Tiles) -> None:
     image = photo(131, 97)
-    with Model(bundle.Bundle(bundled(steps, least_score=0.3))) as model:
+    with Model(bundle.Bundle(small(SIDE, steps, least_score=0.3))) as model:
         answer = model.tiled(image, grid)
         areas = grid.areas(131, 97)
         separate = [model(image[top : top + height, left : left + width]) for top, left, height, width in areas]
@@ -258,7 +248,7 @@ def test_a_bundle_answers_as_its_tiles_do(steps: list[Any], grid: Tiles) -> None
 
 @pytest.mark.parametrize("python", devices.pythons())
 def test_the_runner_on_every_interpreter(python: str, tmp_path: Path) -> None:
-    (tmp_path / "d.coralline").write_bytes(bundled(LETTERBOX))
+    (tmp_path / "d.coralline").write_bytes(small(SIDE, LETTERBOX))
     image = photo(131, 197)
     np.save(tmp_path / "photo.npy", image)
     options = ["--tiles", "2x3", "--tile-overlap", "0.3", "--top", "1000", "--json"]
@@ -276,7 +266,7 @@ def test_the_runner_on_every_interpreter(python: str, tmp_path: Path) -> None:
 def test_a_grey_detector_takes_photos_without_channels() -> None:
     """A photo [height, width] is a grey one: the model needs a step for its three channels."""
     steps = [{"colour": {"from": "grey", "to": "rgb"}}, *STRETCH]
-    with Model(bundle.Bundle(bundled(steps))) as model:
+    with Model(bundle.Bundle(small(SIDE, steps))) as model:
         grey = photo(100, 120)[..., 0]
         first = model.tiled(grey, Tiles(2, 2))
         second = model.tiled(grey[..., np.newaxis], Tiles(2, 2))
@@ -285,7 +275,7 @@ def test_a_grey_detector_takes_photos_without_channels() -> None:
 
 
 def test_images_that_cannot_be_used() -> None:
-    with Model(bundle.Bundle(bundled([{"crop": {"size": [SIDE, SIDE]}}, STRETCH[1]]))) as model:
+    with Model(bundle.Bundle(small(SIDE, [{"crop": {"size": [SIDE, SIDE]}}, STRETCH[1]]))) as model:
         with pytest.raises(ImageError, match="the tile of 47 x 56 pixels: the sample cannot be preprocessed"):
             model.tiled(photo(83, 100), Tiles(2, 2, whole=False))
         for wrong in (np.zeros(10, np.uint8), np.zeros((0, 5, 3), np.uint8), np.zeros((2, 2, 2, 3), np.uint8)):
