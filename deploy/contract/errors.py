@@ -26,10 +26,8 @@ import errno
 import os
 from typing import Any, Dict, Tuple
 
-INSTALL = (
-    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
-    " or tflite-runtime 'numpy<2' (others)"
-)
+RUNTIMES = "ai-edge-litert (Python 3.10 and newer, 64 bits) or tflite-runtime 'numpy<2' (others)"
+INSTALL = "python3 -m pip install numpy, and " + RUNTIMES
 """How to install what the device side needs."""
 EXIT_FILES = 6  # in the table above
 EXIT_UNSOUND = 14  # in the table above

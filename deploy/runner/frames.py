@@ -14,11 +14,10 @@ import numpy as np
 
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.preprocessing import Array
+from deploy.runner.images import MAX_PIXELS
 
 MAX_BYTES = 1 << 26
 """The largest JPEG image: 64 MB."""
-MAX_PIXELS = 1 << 25
-"""The largest frame of raw pixels: 33 million pixels, 100 MB."""
 _START, _END = b"\xff\xd8", 0xD9
 _SCAN = 0xDA
 """The marker that compressed data follow (ITU T.81, B.1.1.3)."""

@@ -18,7 +18,7 @@ from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
 
 MAX_PIXELS = 1 << 25
-"""The largest image of a request: 33 million pixels, 100 MB as RGB."""
+"""The largest image of a request, and frame of a video: 33 million pixels, 100 MB as RGB."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
 MAX_AXES = 4

@@ -23,8 +23,7 @@ from deploy.runner.runtime import INSTALL, RuntimeOptions
 
 TIMEOUT_S = 60.0
 """The first opening of an Edge TPU on USB takes three seconds, and loading a large model more."""
-STEPS = ("python", "runtime", "library", "delegate", "interpreter", "inference")
-_WORDS = {
+_STEPS = {
     "python": "Python was started",
     "runtime": "the TFLite runtime was imported",
     "library": "libedgetpu was loaded",
@@ -32,6 +31,7 @@ _WORDS = {
     "interpreter": "the model was loaded",
     "inference": "the first inference ran",
 }
+"""The steps in their order, and what each has done when it succeeded."""
 _INSTALL_OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
 _BUILD = "install a libedgetpu that was built for this TFLite (%s), or use Python 3.9 or older" % LIBRARY_RELEASES
 _REINSTALL = "sudo apt-get install --reinstall libedgetpu1-std"
@@ -174,8 +174,8 @@ def _ours(error: Dict[str, Any]) -> DeviceError:
 
 
 def _last_success(outcome: ProbeResult) -> str:
-    done = ["python"] + [step for step in STEPS if step in outcome.seconds and step != outcome.step]
-    return _WORDS[done[-1]]
+    done = ["python"] + [step for step in _STEPS if step in outcome.seconds and step != outcome.step]
+    return _STEPS[done[-1]]
 
 
 def _crash(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:

@@ -17,7 +17,14 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 
 import numpy as np
 
-from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
+from deploy.contract.errors import (
+    RUNTIMES,
+    ArgumentError,
+    DeviceError,
+    EdgeTpuError,
+    LoadError,
+    RuntimeLibraryError,
+)
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, as_row
 from deploy.runner.host import needs_numpy_1, version_numbers
@@ -26,7 +33,7 @@ LIBRARY = "libedgetpu.so.1"
 CUSTOM_OP = "edgetpu-custom-op"
 NEWEST_FOR_LIBEDGETPU_16 = (2, 11, 1)
 """With newer TFLite, Google's libedgetpu 16.0 can crash the process. Source: issues of google-coral/edgetpu."""
-INSTALL = "python3 -m pip install ai-edge-litert (Python 3.10 and newer, 64 bits) or tflite-runtime 'numpy<2' (others)"
+INSTALL = "python3 -m pip install " + RUNTIMES
 RESOLVERS = {"default": "AUTO", "reproducible": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 """Kernels by our name: the fastest ones; those without XNNPACK, whose int8 results differ by a few steps between
 versions; the plain C++ ones."""
