@@ -114,7 +114,6 @@ class Source(Settings):
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source with the class names of a labels file in the folder of a model, if it uses one."""
-        del model
         return self
 
     @property
@@ -124,7 +123,6 @@ class Source(Settings):
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        del folder
         return self
 
     def files(self) -> dict[str, Path]:

@@ -205,7 +205,6 @@ class Classification(Task):
             ModelError: the model has several outputs, or its shapes are not those of the data.
             DataError: the labels are arrays.
         """
-        del specification
         if data.has_targets:
             raise _labels_are_arrays(data.targets("train"))
         refuse_misfit(model, data, 1)
@@ -229,7 +228,6 @@ class Classification(Task):
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
         """Return the accuracy of the first output; outputs that are not finite count as wrong."""
-        del model
         labels, right = data.labels("validation"), 0
         for samples, outputs in batches:
             scores = class_scores(np.asarray(first_output(outputs)), specification)
@@ -318,7 +316,6 @@ class Classification(Task):
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the scores, without the embedding that `expose_embedding` adds."""
-        del specification
         return [detail for detail in outputs if not is_embedding(detail)]
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
@@ -333,7 +330,6 @@ class Classification(Task):
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return how the device reads one output for two classes."""
-        del labels
         return dict(specification or {})
 
     def packaged(

@@ -273,7 +273,6 @@ class PointsIllustrator(Illustrator):
 
     def is_empty(self, sample: int) -> bool:
         """Return False: there are always points."""
-        del sample
         return False
 
     def label(self, image: Image, sample: int) -> Drawn:

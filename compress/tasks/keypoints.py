@@ -75,7 +75,6 @@ class Keypoints(MeasuredTask):
         Raises:
             DataError: the data has no points.
         """
-        del specification
         points = _points(data, "train")
         count = points.shape[1]
         expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
@@ -96,7 +95,6 @@ class Keypoints(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the distance of each point, relative to the extent of its sample; NaN where it is not marked."""
-        del specification
         count = targets.shape[1]
         if rows.shape[1] != 2 * count:
             what = f"gives {rows.shape[1]} values, but the data has {count} points"
@@ -126,7 +124,6 @@ class Keypoints(MeasuredTask):
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> PointsIllustrator | None:
         """Return how points are drawn; None if their positions in the image are not known."""
-        del labels
         rows = [model.rows for model in models.values()]
         return PointsIllustrator.of(rows, self.targets(data, split), data.input_shape[:2])
 

@@ -78,7 +78,6 @@ class Reconstruction(MeasuredTask):
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ReconstructionHead:
         """Return the head of a model whose output has the shape of the targets."""
-        del specification
         values = _clean(data, "train")
         shape = values.shape[1:]
         if len(model.outputs[0].shape) == len(shape) and shape[-1] == 1:
@@ -104,7 +103,6 @@ class Reconstruction(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the mean squared error of each sample [n]."""
-        del specification
         expected = targets[:, :-1].astype(np.float64)
         if rows.shape != expected.shape:
             what = f"gives {rows.shape[1]} values for samples of {expected.shape[1]}"

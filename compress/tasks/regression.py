@@ -49,7 +49,6 @@ class Regression(MeasuredTask):
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ValuesHead:
         """Return the head of a model with one output for each target."""
-        del specification
         refuse_shape(model, data, [len(data.class_names)], "one value for each target")
         return ValuesHead(tuple(spread_of(data.targets("train")).tolist()))
 
@@ -59,7 +58,6 @@ class Regression(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the predictions."""
-        del specification
         if rows.shape != targets.shape:
             raise ModelError(
                 f"gives {rows.shape[1]} values, but the data has {targets.shape[1]} targets",
@@ -97,7 +95,6 @@ class Regression(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
         """Return the comparison by predictions, each in units of its deviation."""
-        del specification, logits
         return ByValue(tolerance=SAME, by_column=True)
 
 

@@ -67,7 +67,6 @@ def parse(path: Path) -> Element:
     stack, parser = [top], expat.ParserCreate()
 
     def begin(name: str, attributes: Any) -> None:
-        del attributes
         if len(stack) > MAX_DEPTH:
             raise DataError(f"has more than {MAX_DEPTH} elements inside of each other", where=_at(path, parser))
         stack[-1].children.append(Element(name, parser.CurrentLineNumber))

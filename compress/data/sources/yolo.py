@@ -102,7 +102,6 @@ class Yolo(DecodedImages, Stored):
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source: the indices in label files have the order of the data's own class names."""
-        del model
         return self
 
     def files(self) -> dict[str, Path]:
