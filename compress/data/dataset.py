@@ -21,16 +21,13 @@ from compress.core.progress import SILENT, Progress
 from compress.core.settings import Settings
 from compress.data import duplicates
 from compress.data import summary as summaries
-from compress.data.prefetching import Rows, corrupt, decode
+from compress.data.prefetching import corrupt, decode, decoded
+from compress.data.rows import Rows
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source, several
-from compress.data.sources import SOURCES
 from compress.data.sources.in_memory import Arrays, InMemory
-from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS, DecodedCache, Objects, Split
 from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
-
-__all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 
 LARGE_BYTES = 256 << 20
 """A preprocessed split larger than this is written to a file of the store and memory-mapped."""
@@ -350,12 +347,7 @@ class Dataset:
     def _moved_masks(self, split: Split) -> NDArray[np.uint8]:
         """Return the masks of the preprocessed images of a split: uint8 [n, height, width]."""
         indices = self._indices[split]
-        masks: list[NDArray[np.uint8]] = []
-
-        def put(position: int, mask: NDArray[Any]) -> None:
-            masks.append(mask)
-
-        decode(lambda position: self._mask(int(indices[position])), len(indices), put, self._progress, self._hint)
+        masks = decoded(lambda position: self._mask(int(indices[position])), len(indices), self._progress, self._hint)
         return np.stack(masks)
 
     def _mask(self, index: int) -> NDArray[np.uint8]:
@@ -410,14 +402,8 @@ class Dataset:
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing."""
-        samples: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
-
-        def put(position: int, sample: NDArray[Any]) -> None:
-            samples.append(sample)
-
-        decode(lambda position: self._read(self._samples, int(chosen[position])), len(chosen), put, hint=self._hint)
-        return samples
+        return decoded(lambda position: self._read(self._samples, int(chosen[position])), len(chosen), hint=self._hint)
 
     def describe(self, split: Split, index: int) -> str:
         """Return the name of a sample for people, such as the path of its file."""

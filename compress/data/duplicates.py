@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
+"""128 bits: two different samples among millions never have the same digest by chance."""
 FEWEST_VALUES = 64
 """Number of values below which equal samples do not indicate a mistake, such as rows of a table."""
 MOST_BYTES = 4 << 30
@@ -28,23 +29,14 @@ def fingerprint(sample: NDArray[Any]) -> bytes:
 
 
 def shared(test: Mapping[int, bytes], *others: Mapping[int, bytes]) -> list[int]:
-    """Return the indices of the test samples that are in other splits, too.
-
-    Args:
-        test: the fingerprints of the test split, by index.
-        others: those of the other splits.
-    """
+    """Return the indices of the test samples that are in other splits, too, from the fingerprints of each split."""
     known: set[bytes] = set().union(*(split.values() for split in others)) - {b""}
     return sorted(index for index, digest in test.items() if digest in known)
 
 
 def contradictory(digests: Mapping[int, bytes], labels: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return pairs of the indices of equal samples with different labels.
-
-    Args:
-        digests: the fingerprints of samples, by index.
-        labels: the label of every sample.
-    """
+    """Return pairs of the indices of equal samples with different labels, from the fingerprints of some samples and
+    the labels of all."""
     first: dict[bytes, int] = {}
     pairs = ((first.setdefault(digest, index), index) for index, digest in sorted(digests.items()) if digest)
     return [(one, other) for one, other in pairs if labels[one] != labels[other]]

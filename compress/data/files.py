@@ -21,8 +21,11 @@ from compress.core.errors import DataError, reason_of
 ROOM, TIMES = 256 << 20, 100
 """A compressed file may unpack to ROOM bytes, or to TIMES times its size. Archive bombs exceed both."""
 MAX_UNPACKED = 64 << 30
+"""Bytes on the disk for temporary files; chosen."""
 _XZ_MEMORY = 256 << 20
+"""Bytes; `xz -9` needs 65 MB to unpack. Source: xz(1), the table of presets."""
 _BLOCK = 1 << 20
+"""Bytes that are unpacked at a time; chosen."""
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a named pipe",

@@ -150,15 +150,21 @@ class Stored(Source):
     """A source whose samples are in files."""
 
     paths: ClassVar[tuple[str, ...]] = ("manifest",)
-    """The settings that are paths."""
+    """The settings that are paths, or tuples of paths."""
 
     manifest: str | None = None
     """A file with the SHA-256 of every file, which is verified. `data --write-manifest` creates it."""
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        locations = {name: getattr(self, name) for name in self._path_settings() if getattr(self, name) is not None}
-        return self.model_copy(update={name: str(folder / path) for name, path in locations.items()})
+        locations: dict[str, str | tuple[str, ...]] = {}
+        for name in self._path_settings():
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                locations[name] = tuple(str(folder / path) for path in value)
+            elif value is not None:
+                locations[name] = str(folder / value)
+        return self.model_copy(update=locations)
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source with the class names of the labels file in the folder of a model, if there is one and

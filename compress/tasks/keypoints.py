@@ -130,21 +130,20 @@ class Keypoints(MeasuredTask):
 
 def _mean_positions(points: NDArray[Any]) -> NDArray[np.float64]:
     """Return the mean of x and y of each point over the samples in which it is marked: [points, 2]."""
-    points = np.asarray(points, np.float64)
-    visible = points[..., 2:] > 0
-    means: NDArray[np.float64] = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
-    return means
+    return np.asarray(_marked(points).mean(axis=0).filled(0))
 
 
 def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for
     constant values."""
-    marked = points[..., 2:] > 0
-    count = np.maximum(marked.sum(axis=0), 1)
-    coordinates = np.where(marked, points[..., :2], 0).astype(np.float64)
-    mean = coordinates.sum(axis=0) / count
-    deviation = np.sqrt((np.where(marked, coordinates - mean, 0) ** 2).sum(axis=0) / count).ravel()
+    deviation = np.asarray(_marked(points).std(axis=0).filled(0)).ravel()
     return np.where(deviation > 0, deviation, 1.0)
+
+
+def _marked(points: NDArray[Any]) -> Any:
+    """Return x and y of each point, masked in the samples in which it is not marked: [n, points, 2]."""
+    positions = np.asarray(points[..., :2], np.float64)
+    return np.ma.masked_array(positions, np.broadcast_to(points[..., 2:] <= 0, positions.shape))
 
 
 def _points(data: Data, split: Split) -> NDArray[np.float32]:

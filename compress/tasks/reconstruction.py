@@ -126,13 +126,10 @@ class Reconstruction(MeasuredTask):
 
 def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
     """Return the probability that a positive sample has a larger score than a negative one; equal scores count half."""
-    scores = np.concatenate([positive, negative])
-    order = np.argsort(scores, kind="stable")
-    _, group, counts = np.unique(scores[order], return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    rank = np.empty(len(scores))
-    rank[order] = (ends - (counts - 1) / 2)[group]
-    wins = rank[: len(positive)].sum() - len(positive) * (len(positive) + 1) / 2
+    from scipy.stats import rankdata
+
+    ranks = rankdata(np.concatenate([positive, negative]))
+    wins = ranks[: len(positive)].sum() - len(positive) * (len(positive) + 1) / 2
     return float(wins / (len(positive) * len(negative)))
 
 

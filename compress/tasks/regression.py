@@ -19,7 +19,6 @@ from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_sh
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
-NO_CLASSES = "the data has numbers as targets, not classes"
 WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "class weights": Refusal("class_weights: the data has no single class for each sample", "class_weights: none"),
     "mixup": Refusal("augment.mixup: the data has no single class for each sample", "mixup: 0", "leave it out"),

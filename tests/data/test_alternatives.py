@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.data.alternatives import alternatives
 from compress.data.duplicates import fingerprint, shared
+from compress.data.preprocessed import alternatives
 
 RANDOM = np.random.default_rng(0)
 

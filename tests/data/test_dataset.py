@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data.dataset import Dataset, Splitting, spread, stratified
+from compress.data.dataset import Dataset, Splitting
 from compress.data.source import Samples, Source
 from compress.data.sources import Digits, ImageFolder, Npz
+from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS
 from deploy.contract.preprocessing import Preprocessing
 

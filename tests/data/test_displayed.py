@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.data.displayed import displayed
+from compress.data.preprocessed import displayed
 from deploy.contract.preprocessing import Preprocessing
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compress.core.errors import DataError, reason_of
 from compress.data import files
+from compress.data.labels import splits
 from compress.data.source import Samples
 from compress.data.sources.images import (
     FORMATS,
@@ -24,7 +25,7 @@ from compress.data.sources.images import (
     check_size,
     refuse_other_format,
 )
-from compress.data.types import SPLITS, Objects, Split
+from compress.data.types import Objects, Split
 from deploy.contract import orientation as exif
 
 BEYOND = 1.0
@@ -183,30 +184,21 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     for image in images:
         frame = frame_of(image, settings.orientation)
         doubtful += [image.path] * frame.doubtful
-        boxes = _boxes(image.scaled(frame), frame)
-        labels = np.array([class_index[name] for name in image.names], np.int64)
-        objects.append(Objects(boxes, labels))
+        fractions = [relative(box, frame.size, where) for box, where in image.scaled(frame).boxes]
+        boxes = oriented(np.array(fractions, np.float32).reshape(-1, 4), frame.orientation)
+        objects.append(Objects(boxes, np.array([class_index[name] for name in image.names], np.int64)))
         sizes.append(frame.shown_size)
-    splits: dict[Split, NDArray[np.int64]] = {
-        split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
-    }
     return Samples(
         strata(objects, len(classes)),
         tuple(classes),
         lambda index: pixels(images[index].path, settings, observed),
-        {split: indices for split, indices in splits.items() if len(indices)},
+        splits(image.split for image in images),
         lambda index: str(images[index].path),
         notes=about_turned(doubtful),
         objects=tuple(objects),
         sizes=np.array(sizes, np.int64),
         observed=observed.notes,
     )
-
-
-def _boxes(image: AnnotatedImage, frame: Frame) -> NDArray[np.float32]:
-    """Return the boxes of an image as fractions of the decoded image: [k, 4] (ymin, xmin, ymax, xmax)."""
-    fractions = [relative(box, frame.size, where) for box, where in image.boxes]
-    return oriented(np.array(fractions, np.float32).reshape(-1, 4), frame.orientation)
 
 
 class Frame(NamedTuple):

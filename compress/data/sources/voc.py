@@ -23,7 +23,9 @@ from compress.data.sources.images import FORMATS, DecodedImages
 from compress.data.types import Split
 
 MAX_XML_BYTES = 4 << 20
+"""Chosen: an object takes about 300 bytes, so that 10,000 fit."""
 MAX_DEPTH = 32
+"""Chosen: annotations have four elements inside each other."""
 IMAGE_FOLDERS = ("JPEGImages", "images", ".")
 Listed = dict[Path, dict[str, Split]]
 """For each folder with lists of splits: the split of each image name."""

@@ -31,8 +31,11 @@ IMAGES = "images"
 """The folder whose name is replaced by LABELS in the path of an image."""
 LABELS = "labels"
 MAX_LABEL_BYTES = 4 << 20
+"""Chosen: a box takes about 40 bytes, so that 100,000 fit."""
 MAX_LIST_BYTES = 256 << 20
+"""Chosen: a few million paths."""
 MAX_KEYPOINTS = 1000
+"""Chosen: faces have up to 478 points (MediaPipe)."""
 DATA_FILE = "data.yaml"
 CLASS_FILES = ("classes.txt", "obj.names", "classes.yaml", "dataset.yaml")
 """Names of files with class names, in the folder of the data or in the folders of the labels."""
