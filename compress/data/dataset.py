@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,28 +122,21 @@ class Dataset:
         return data
 
     @cached_property
-    def _fingerprint(self) -> dict[str, Any]:
-        return self.source.fingerprint()
-
-    @cached_property
-    def samples_digest(self) -> str:
-        """Digest of everything that determines the samples before preprocessing, their labels, and the splits. No
-        sample is loaded."""
+    def _origin(self) -> dict[str, Any]:
+        """Everything that determines the samples before preprocessing, their labels, and the splits."""
         split = self._splitting.model_dump() if self._splitting else None
-        return digest_of({"source": {self.source.name: self._fingerprint}, "split": split, "version": VERSION})
+        return {"source": {self.source.name: self.source.fingerprint()}, "split": split, "version": VERSION}
+
+    @property
+    def samples_digest(self) -> str:
+        """Digest of the samples before preprocessing, their labels, and the splits. No sample is loaded."""
+        return digest_of(self._origin)
 
     @cached_property
     def digest(self) -> str:
         """Digest of everything that determines samples, labels and splits. No sample is loaded."""
-        return digest_of(
-            {
-                "source": {self.source.name: self._fingerprint},
-                "preprocessing": self._preprocessing.digest,
-                "split": self._splitting.model_dump() if self._splitting else None,
-                "version": VERSION,
-                **({"task": self._task} if self._task else {}),
-            }
-        )
+        task = {"task": self._task} if self._task else {}
+        return digest_of({**self._origin, "preprocessing": self._preprocessing.digest, **task})
 
     @cached_property
     def _kept(self) -> str:
@@ -270,28 +263,12 @@ class Dataset:
             for split in SPLITS
             for position, digest in self._fingerprints_of(split).items()
         }
-        pairs = duplicates.contradictory(digests or self._raw_fingerprints, samples.labels)
-        if not pairs:
-            return []
-        names = [
-            " and ".join(f"{samples.describe(index)} ({samples.class_names[samples.labels[index]]})" for index in pair)
-            for pair in pairs[: duplicates.MAX_NAMED]
-        ]
-        names += [f"{len(pairs) - len(names):,} more"] * (len(pairs) > len(names))
-        return [f"equal samples are in two classes: {'; '.join(names)}: remove each from the wrong class"]
+        return duplicates.about_contradictory(digests or self._raw_fingerprints, samples)
 
     def _about_shared_samples(self) -> list[str]:
         """Warn of test samples that are also in another split."""
-        splits = {split: self._fingerprints_of(split) for split in SPLITS}
-        repeated = duplicates.shared(splits["test"], splits["train"], splits["validation"])
-        count = len(self._indices["test"])
-        if not self._samples.has_labels or len(repeated) < duplicates.SHARED * count or not repeated:
-            return []
-        first = self._samples.describe(int(self._indices["test"][repeated[0]]))
-        return [
-            f"{len(repeated):,} of {count:,} test samples are also in the training or validation split, for example "
-            f"{first}: the measured quality is too high; remove them from one of the splits"
-        ]
+        test, others = self._fingerprints_of("test"), map(self._fingerprints_of, ("train", "validation"))
+        return duplicates.about_shared(test, others, self._samples, self._indices["test"])
 
     def _fingerprints_of(self, split: Split) -> dict[int, bytes]:
         """Return the fingerprints of a split that was decoded; those of a stored one are computed unless it is huge."""
@@ -331,7 +308,8 @@ class Dataset:
         samples, indices = self._samples, self._indices[split]
         if samples.read_mask is not None:
             if split not in self._masks:
-                self._masks[split] = self._moved_masks(split)
+                read = partial(self._mask, indices)
+                self._masks[split] = np.stack(decoded(read, len(indices), self._progress, self._hint))
             return self._masks[split]
         if samples.points is not None:
             return self._moved_points(samples.points[indices], indices)
@@ -344,15 +322,9 @@ class Dataset:
             )
         return samples.targets[indices]
 
-    def _moved_masks(self, split: Split) -> NDArray[np.uint8]:
-        """Return the masks of the preprocessed images of a split: uint8 [n, height, width]."""
-        indices = self._indices[split]
-        masks = decoded(lambda position: self._mask(int(indices[position])), len(indices), self._progress, self._hint)
-        return np.stack(masks)
-
-    def _mask(self, index: int) -> NDArray[np.uint8]:
+    def _mask(self, indices: NDArray[np.int64], position: int) -> NDArray[np.uint8]:
         """Return the mask of a preprocessed image."""
-        samples = self._samples
+        samples, index = self._samples, int(indices[position])
         assert samples.read_mask is not None  # the caller has checked it
         try:
             mask = samples.read_mask(index)

@@ -29,12 +29,12 @@ def at_random(labels: Indices, indices: Indices, share: float, seed: int) -> tup
     return stratified(np.zeros_like(labels), indices, share, seed)
 
 
-def quantile_strata(values: NDArray[np.float32], most: int = 10) -> Indices:
+def quantile_strata(values: NDArray[np.float32]) -> Indices:
     """Number the samples by the quantile of a target, so that splits have the same range of it: [n], from 0.
 
-    There are at most `most` strata; fewer if a stratum would have less than 10 samples.
+    There are at most 10 strata, and fewer if a stratum would have less than 10 samples.
     """
-    strata = max(min(most, len(values) // 10), 1)
+    strata = max(min(10, len(values) // 10), 1)
     rank = np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return (rank * strata // max(len(values), 1)).astype(np.int64)
 

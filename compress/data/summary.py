@@ -175,7 +175,11 @@ def describe(summary: Facts) -> str:
     """Return the summary as a table and lines of text."""
     lines = [
         *_class_table(summary),
-        *map(_target_line, summary.get("targets", ())),
+        *(
+            f"target {target['name']}: {target['least']:g} to {target['most']:g}, mean {target['mean']:g}, in the "
+            "training split"
+            for target in summary.get("targets", ())
+        ),
         *_balance(summary),
         _sample_line(summary),
         *summary["notes"],
@@ -199,11 +203,6 @@ def _class_table(summary: Facts) -> list[str]:
         rows += zip(names, *columns, strict=True)
     rows.append(("all", *(f"{count:,}" for count in summary["samples"].values())))
     return [f"{name:<{width}} " + " ".join(f"{cell:>10}" for cell in cells) for name, *cells in rows]
-
-
-def _target_line(target: Facts) -> str:
-    least, mean, most = target["least"], target["mean"], target["most"]
-    return f"target {target['name']}: {least:g} to {most:g}, mean {mean:g}, in the training split"
 
 
 def _balance(summary: Facts) -> list[str]:

@@ -38,14 +38,6 @@ def folder(root: Path, classes: Classes | None = None, **settings: Any) -> Image
     return ImageFolder(path=str(root), labels=Labels(table="labels.csv", **settings), classes=classes)
 
 
-def test_names_in_a_table(tmp_path: Path) -> None:
-    samples = folder(shop(tmp_path)).load()
-    assert samples.class_names == ("coffee", "tea", "water")
-    assert [samples.class_names[label] for label in samples.labels[:4]] == ["tea", "coffee", "water", "tea"]
-    assert samples.read(7)[0, 0, 0] == 7
-    assert samples.splits == {}
-
-
 def test_numbers_in_a_table(tmp_path: Path) -> None:
     rows = [{"photo": f"photos/{index}.png", "kind": 10 - index % 2} for index in range(6)]
     samples = folder(shop(tmp_path, rows), file="photo", label="kind").load()
@@ -99,16 +91,6 @@ def test_splits_in_a_table(tmp_path: Path, column: str, setting: str | None) -> 
     samples = folder(tmp_path, split=setting).load()
     assert {split: len(of) for split, of in samples.splits.items()} == {"train": 12, "validation": 12, "test": 6}
     assert samples.splits["test"].tolist() == [3, 8, 13, 18, 23, 28]
-
-
-def test_groups_stay_together(tmp_path: Path) -> None:
-    speakers = [f"speaker {index}" for index in range(10)]
-    shop(tmp_path, count=90, speaker=speakers)
-    data = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), Splitting(validation=0.3, test=0.3))
-    seen = [{int(picture[0, 0, 0]) % 10 for picture in data.inputs(split)} for split in ("train", "validation", "test")]
-    assert all(seen)
-    assert sum(map(len, seen)) == 10
-    assert set.union(*seen) == set(range(10))
 
 
 def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:

@@ -271,7 +271,12 @@ class YoloFolder:
         names = class_names.listed(self._settings.classes, "data.source.yolo")
         if names is None and self.description is not None:
             names = self.description.names()
-        return names or self._names_in_folder() or tuple(map(str, range(self._largest + 1)))
+        names = names or self._names_in_folder()
+        if names:
+            return names
+        texts = (self.label_file(name) for name, _ in self.images)
+        rows = (row for name in texts if name in self.names for row in self._rows(name, labels.MOST_CLASSES))
+        return tuple(map(str, range(max((row.label for row in rows), default=0) + 1)))
 
     @cached_property
     def class_file(self) -> str | None:
@@ -293,12 +298,6 @@ class YoloFolder:
         if name.endswith(".yaml"):
             return Description(Path(path)).names()
         return class_names.listed(path, "data.source.yolo")
-
-    @cached_property
-    def _largest(self) -> int:
-        texts = (self.label_file(name) for name, _ in self.images)
-        rows = (row for name in texts if name in self.names for row in self._rows(name, labels.MOST_CLASSES))
-        return max((row.label for row in rows), default=0)
 
     @cached_property
     def keypoint_shape(self) -> tuple[int, int]:
