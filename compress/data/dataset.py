@@ -251,7 +251,9 @@ class Dataset:
     @property
     def warnings(self) -> list[str]:
         """The probable mistakes in the data; of the splits that were decoded so far."""
-        return [*self._samples.warnings, *self._about_shared_samples(), *self._about_contradictory_samples()]
+        test, others = self._fingerprints_of("test"), map(self._fingerprints_of, ("train", "validation"))
+        shared = duplicates.about_shared(test, others, self._samples, self._indices["test"])
+        return [*self._samples.warnings, *shared, *self._about_contradictory_samples()]
 
     def _about_contradictory_samples(self) -> list[str]:
         """Warn of equal samples in two classes."""
@@ -264,11 +266,6 @@ class Dataset:
             for position, digest in self._fingerprints_of(split).items()
         }
         return duplicates.about_contradictory(digests or self._raw_fingerprints, samples)
-
-    def _about_shared_samples(self) -> list[str]:
-        """Warn of test samples that are also in another split."""
-        test, others = self._fingerprints_of("test"), map(self._fingerprints_of, ("train", "validation"))
-        return duplicates.about_shared(test, others, self._samples, self._indices["test"])
 
     def _fingerprints_of(self, split: Split) -> dict[int, bytes]:
         """Return the fingerprints of a split that was decoded; those of a stored one are computed unless it is huge."""
@@ -323,7 +320,6 @@ class Dataset:
         return samples.targets[indices]
 
     def _mask(self, indices: NDArray[np.int64], position: int) -> NDArray[np.uint8]:
-        """Return the mask of a preprocessed image."""
         samples, index = self._samples, int(indices[position])
         assert samples.read_mask is not None  # the caller has checked it
         try:
@@ -475,7 +471,6 @@ class Dataset:
         return stored
 
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
-        """Decode and preprocess a split."""
         indices = self._indices[split]
         fingerprints = self._fingerprints[split] = {}
 

@@ -290,7 +290,6 @@ def _recognized(
 
 
 def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
-    """Return the cells of each column."""
     where = tree.describe(name)
     with tree.open(name) as stream:
         table = tables.Table(stream, where)

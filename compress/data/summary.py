@@ -101,7 +101,6 @@ def _class_counts(data: Described) -> Facts:
 
 
 def _target_ranges(data: Described) -> Facts:
-    """Return the range of each target in the training split."""
     train = data.targets("train").astype(np.float64)
     ranges = [
         {"name": name, "least": float(column.min()), "mean": float(column.mean()), "most": float(column.max())}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from pictures import divided, flat, image
-from PIL import Image
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
@@ -147,25 +146,6 @@ def test_a_folder_for_the_names_of_classes(tmp_path: Path) -> None:
     (tmp_path / "meta" / "names.txt").write_text("dog\ncat\n")
     samples = ImageFolder(path=str(tmp_path), classes=Classes(file="meta/names.txt")).load()
     assert (samples.class_names, samples.notes) == (("dog", "cat"), ())
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "CMYK"])
-def test_colours(tmp_path: Path, mode: str) -> None:
-    suffix = "jpg" if mode == "CMYK" else "png"
-    for kind in ("cat", "dog"):
-        for index in range(2):
-            Image.new(mode, (6, 4)).save(image(tmp_path / kind / f"{index}.{suffix}"))
-    colour, grey = ImageFolder(path=str(tmp_path)).load(), ImageFolder(path=str(tmp_path), channels=1).load()
-    assert colour.read(0).shape == (4, 6, 3)
-    assert grey.read(0).shape == (4, 6, 1)
-    assert colour.read(0).dtype == grey.read(0).dtype == np.uint8
-
-
-def test_grey_is_the_weighted_mean_of_the_colours(tmp_path: Path) -> None:
-    image(tmp_path / "a" / "1.png", value=200)
-    image(tmp_path / "b" / "1.png")
-    grey = ImageFolder(path=str(tmp_path), channels=1).load().read(0)
-    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100)) <= 1
 
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:

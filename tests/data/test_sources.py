@@ -146,19 +146,15 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("no arrays", {}, {"x": None, "y": None}, "none: it is empty"),
     ("no split", {"split": "of"}, {}, "has no array 'of'; allowed: x, y"),
     ("text samples", {}, {"x": np.full((30, 4, 5), "a")}, "array 'x' is <U1"),
-    ("complex samples", {}, {"x": X * 1j}, "array 'x' is complex128"),
     ("flat samples", {}, {"x": X.reshape(30, 20)}, "sample 0: resize takes an image"),
     ("5-D samples", {}, {"x": X[..., None, None]}, r"array 'x' is uint8 \[30, 4, 5, 1, 1\]"),
     ("scalar samples", {}, {"x": np.float32(1)}, "array 'x' is float32"),
-    ("structured samples", {}, {"x": np.zeros((30, 4, 5), [("a", "f4")])}, "array 'x' is"),
     ("fewer labels", {}, {"y": Y[:29]}, r"array 'y' is int64 \[29\]; allowed: .* each of the 30 samples"),
     ("fewer arrays", {}, {"y": Y[:29, None]}, r"array 'y' is int64 \[29, 1\]"),
     ("float labels", {}, {"y": Y / 2}, "array 'y' is float64"),
     ("bool labels", {}, {"y": Y > 0}, "array 'y' is bool"),
     ("the same array", {"y": "x"}, {}, "the array 'x' cannot be both samples and labels"),
     ("object samples", {}, {"x": np.array([{}] * 30, object)}, "not a usable .npz file: Object arrays cannot"),
-    ("object labels", {}, {"y": np.array([{}] * 30, object)}, "not a usable .npz file: Object arrays cannot"),
-    ("object split", {"split": "of"}, {"of": SPLITS.astype(object)}, "not a usable .npz file: Object arrays cannot"),
     ("negative labels", {}, {"y": Y - 1}, "label -1 of sample 0 is out of range; allowed: 0 to 1"),
     ("only negative labels", {}, {"y": Y - 10}, "label -10 of sample 0 is out of range; allowed: class indices from 0"),
     (
@@ -179,13 +175,9 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("infinity", {}, {"x": np.full((30, 4, 5), -np.inf)}, "sample .*: has values that are NaN or infinite"),
     ("beyond float32", {}, {"x": np.full((30, 4, 5), 1e300)}, "sample .*: has values that are NaN or infinite"),
     ("short split", {"split": "of"}, {"of": SPLITS[:29]}, "array 'of' is <U10 .29.; allowed: the name"),
-    ("long split", {"split": "of"}, {"of": np.tile(SPLITS, 2)}, "array 'of' is <U10 .60."),
-    ("2-D split", {"split": "of"}, {"of": SPLITS[None]}, "array 'of' is <U10"),
     ("split of numbers", {"split": "of"}, {"of": Y}, "array 'of' is int64"),
     ("unknown split", {"split": "of"}, {"of": np.full(30, "odd")}, "unknown split 'odd'; allowed: train, val"),
-    ("no train split", {"split": "of"}, {"of": np.array(["val", "test"] * 15)}, "has no train split"),
     ("only a test split", {"split": "of"}, {"of": np.full(30, "test")}, "has no train split, only test"),
-    ("only a validation split", {"split": "of"}, {"of": np.full(30, "val")}, "has no train split, only validation"),
 ]
 
 

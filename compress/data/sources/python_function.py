@@ -101,7 +101,6 @@ def _called(path: Path, function: str) -> Any:
 
 
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
-    """Return pairs or triples as columns."""
     entries = list(rows)
     for index, row in enumerate(entries):
         if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(entries[0]):

@@ -114,7 +114,6 @@ class TextTable(Stored):
         )
 
     def _rows(self, columns: list[str]) -> tuple[list[int], list[list[str]]]:
-        """Return the lines and the cells of the columns."""
         lines, rows, size = [], [], 0
         with files.opened(Path(self.file)) as stream:
             for line, row in tables.Table(stream, self.file).columns(columns):
@@ -187,7 +186,6 @@ def recognized(path: Path, label: str | None = None) -> dict[str, Any]:
 
 
 def _first_cells(path: Path) -> dict[str, list[str]]:
-    """Return the first cells of each column of a table."""
     where = str(path)
     rows: list[list[str]] = []
     size = 0
@@ -204,7 +202,6 @@ def _first_cells(path: Path) -> dict[str, list[str]]:
 
 
 def _label_of(path: Path, columns: dict[str, list[str]]) -> str:
-    """Return the column with the labels."""
     named = [name for name in columns if is_label_header(name)]
     repeating = [name for name, cells in columns.items() if 1 < len(set(cells)) < len(cells)]
     candidates = named or repeating

@@ -285,7 +285,6 @@ def _checked_features(content: bytes, where: str, names: set[str]) -> Features:
 
 @cache
 def _example_class() -> Any:
-    """Return the class of tf.train.Example messages."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()

@@ -153,7 +153,6 @@ class Voc(DecodedImages, Stored):
         return images, 0
 
     def _annotation_files(self, root: Path) -> list[Path]:
-        """Return the XML files in a folder."""
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, hint="check data.source")
         candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))

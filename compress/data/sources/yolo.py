@@ -350,7 +350,6 @@ class YoloFolder:
         return images
 
     def _rows(self, name: str, classes: int) -> list[LabelRow]:
-        """Return the rows of a label file."""
         text = self.tree.read(name, MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
         lines = enumerate(text.splitlines(), 1)
         rows = ((f"{self.tree.describe(name)}, line {line}", content.split()) for line, content in lines)
