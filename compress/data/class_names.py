@@ -67,7 +67,7 @@ def checked(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Return class names.
 
     Raises:
-        DataError: one is empty or too long, or two are the same.
+        DataError: a name is empty or too long, or two names are equal.
     """
     _check_names(enumerate(names), lambda index: f"{where}, class {index}")
     return names

@@ -358,7 +358,7 @@ class Dataset:
         """Return the objects of every sample of a split, for detection. Boxes are fractions of the preprocessed image:
         they are cut off at its border, and objects of which too little is visible are left out."""
         samples, indices = self._samples, self._indices[split]
-        assert samples.objects is not None  # asked for by whoever knows the task
+        assert samples.objects is not None  # only the task detection asks for objects
         if not moves_positions(self._preprocessing):
             return [samples.objects[index] for index in indices]
         moved = []
@@ -442,7 +442,7 @@ class Dataset:
             )
 
     def _obtained(self, split: Split) -> NDArray[np.float32]:
-        """Return a split from the store or, if it is not there, decoded; large splits are added to the store."""
+        """Return a split from the store, or decode the split; a large split is added to the store."""
         count = len(self._indices[split])
         if self._store is None:
             array = self._decoded(split, Rows(count, LARGE_BYTES, None))

@@ -103,7 +103,7 @@ def digests(paths: Mapping[str, Path]) -> dict[str, str]:
 def plain(stream: BinaryIO, where: str) -> BinaryIO:
     """Return a file as it is or, if it is compressed (gzip, bzip2, xz), unpacked into an anonymous temporary file.
 
-    The given one is closed unless it is given back.
+    The argument is closed unless it is returned.
     """
     magic = stream.read(6)
     stream.seek(0)
@@ -113,7 +113,7 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
     if not magic.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")):
         return stream
     limit = most(size_of(stream))
-    written, result = 0, tempfile.TemporaryFile(prefix="coralline-")  # noqa: SIM115 - it is what is given back
+    written, result = 0, tempfile.TemporaryFile(prefix="coralline-")  # noqa: SIM115 - it is returned open
     try:
         for part in _unpacked(stream, magic):
             written += len(part)

@@ -138,7 +138,7 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     """Return the samples that a table lists.
 
     Raises:
-        DataError: with the line: a file that is not there or is listed twice, a label or a split that cannot be.
+        DataError: a file does not exist or is listed twice, or a label or a split is invalid; with the line.
     """
     settings = table.settings
     where = tree.describe(settings.table)

@@ -160,7 +160,9 @@ def class_scores(rows: Rows, specification: Specification) -> Rows:
         return rows
     likely = np.asarray(rows, np.float64)
     if binary == "logit":
-        likely = 1 / (1 + np.exp(-np.clip(likely, -500, 500)))
+        from scipy.special import expit
+
+        likely = expit(likely)
     return np.concatenate([1 - likely, likely], axis=1)
 
 

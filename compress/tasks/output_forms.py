@@ -96,10 +96,9 @@ class OutputForm:
         numbers = np.asarray(values, np.float64)
         if not logits or self.form == "values":
             return numbers
-        if self.form == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-np.clip(numbers, -80, 80))))
-        powers = np.exp(numbers - numbers.max(axis=-1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+        from scipy.special import expit, softmax
+
+        return np.asarray(expit(numbers) if self.form == "sigmoid" else softmax(numbers, axis=-1))
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the distance of one model's output from another's, for each sample [n]; 0 where they are equal.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from pictures import flat, image
+from pictures import flat, image, pipeline
 
 from compress.core.errors import DataError
 from compress.data.sources import Csv, ImageFolder, Npy, Npz, Voc
 from compress.pipeline.schema import load
 from compress.surface.cli.main import main
-
-HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 
 
 def test_a_list_gives_the_order(tmp_path: Path) -> None:
@@ -72,13 +69,6 @@ def test_a_folder_that_is_not_in_the_list(tmp_path: Path) -> None:
     image(tmp_path / "aog" / "1.png")
     with pytest.raises(DataError, match=r"aog/1\.png: unknown class 'aog'; allowed: cat, dog; did you mean 'dog'\?"):
         ImageFolder(path=str(tmp_path), classes=("cat", "dog")).load()
-
-
-def pipeline(folder: Path, source: dict[str, Any], model: str = "") -> Path:
-    path = folder / "pipeline.yaml"
-    head = HEAD.replace("builder: digits_cnn", f"file: {model}") if model else HEAD
-    path.write_text(head + "data:\n  source: " + json.dumps(source))
-    return path
 
 
 @pytest.mark.parametrize("empty_folder", [False, True])
@@ -157,13 +147,14 @@ def test_a_labels_file_beside_the_model(tmp_path: Path, capsys: pytest.CaptureFi
     flat(tmp_path / "photos")
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "keras_model.h5").write_bytes(b"")
-    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, "export/keras_model.h5")
+    model = "{file: export/keras_model.h5}"
+    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, model)
     assert read_names(path) == ("cat", "dog")
     (tmp_path / "export" / "labels.txt").write_text("0 dog\n1 cat\n")
     assert read_names(path) == ("dog", "cat")
-    listed = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["cat", "dog"]}}, "export/keras_model.h5")
+    listed = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["cat", "dog"]}}, model)
     assert read_names(listed) == ("cat", "dog")
-    unlabelled = pipeline(tmp_path, {"folder": {"path": "photos", "labels": "none"}}, "export/keras_model.h5")
+    unlabelled = pipeline(tmp_path, {"folder": {"path": "photos", "labels": "none"}}, model)
     assert read_names(unlabelled) == ()
 
 

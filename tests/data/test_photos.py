@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import flat, image
+from pictures import flat, image, pipeline
 from PIL import Image
 
 from compress.core.errors import DataError
@@ -17,8 +17,6 @@ from compress.data.sources import Coco, ImageFolder
 from compress.surface.cli.main import main
 from deploy.contract.errors import ImageError
 from deploy.runner import images
-
-HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 
 
 def boxed(brand: bytes, *compatible: bytes) -> bytes:
@@ -128,9 +126,7 @@ def test_unusual_images_are_named(
     tmp_path: Path, write: Callable[[Path], object], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flat(tmp_path / "photos")
-    path = tmp_path / "pipeline.yaml"
-    source = "data:\n  source: {folder: {path: photos}}\n  preprocess: [{resize: {size: [4, 6]}}]\n"
-    path.write_text(HEAD + source)
+    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, more="  preprocess: [{resize: {size: [4, 6]}}]\n")
     assert main(["data", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == []
     write(tmp_path / "photos" / "cat" / "odd.png")

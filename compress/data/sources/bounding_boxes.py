@@ -42,15 +42,15 @@ class AnnotatedImage:
     """An image with the objects in its annotation.
 
     Attributes:
-        path: the image.
-        size: its width and height as the annotations have them; None where they do not.
-        boxes: (xmin, ymin, xmax, ymax) in pixels, with the location of each in its file.
-        keypoints: x, y and visibility of each point of each box, in the unit of the boxes; empty without keypoints.
-        is_relative: whether boxes are fractions of the image as it is decoded, as those of YOLO, not pixels.
+        path: the image file.
+        size: width and height in the annotations; None if the annotations have no size.
+        boxes: (xmin, ymin, xmax, ymax) in pixels, each with its location in the annotations.
         names: the class of each box.
-        split: the split that it belongs to, if the data says.
-        where: the file, and the place in it, for messages.
-        name: of the image, in the annotations.
+        split: the split of the image, if the data defines it.
+        where: the location of the image in the annotations, for messages.
+        name: the name of the image in the annotations.
+        keypoints: x, y and visibility of each point of each box, in the unit of the boxes; empty without keypoints.
+        is_relative: whether the boxes are fractions of the decoded image, as in YOLO's files, and not pixels.
     """
 
     path: Path
@@ -155,7 +155,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     """Refuse images that are missing, or annotated twice and so possibly in two splits.
 
     Raises:
-        DataError: one is not, or is.
+        DataError: an image is missing, or annotated twice.
     """
     known: dict[str, str] = {}
     for image in images:
@@ -173,7 +173,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     """Return images with their objects as samples.
 
     Raises:
-        DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
+        DataError: an image is missing, annotated twice, or of another size than annotated, or a box is invalid.
     """
     refuse_unfit(images)
     class_index = {name: index for index, name in enumerate(classes)}

@@ -68,7 +68,7 @@ class Coco(DecodedImages, Stored):
         """Return the annotation files by split, and their images.
 
         Raises:
-            DataError: one is not there, or annotations cannot be read.
+            DataError: a file or an image does not exist, or annotations cannot be read.
         """
         _, images, _ = self._read()
         bounding_boxes.refuse_unfit(images)

@@ -36,10 +36,10 @@ class Element:
     """An element of an XML file.
 
     Attributes:
-        name: its tag.
-        line: where it begins.
-        text: the text in it.
-        children: the elements in it.
+        name: the tag.
+        line: the line of the start tag.
+        text: the text between the tags.
+        children: the elements between the tags.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Element:
 def parse(path: Path) -> Element:
     """Return the root of an XML file.
 
-    Document types are refused, and with them entities: what would be unfolded without end or fetched from elsewhere.
+    Document types are refused, and entities with them, which could expand without end or name files and addresses.
 
     Raises:
-        DataError: no XML, too large or too deep, or with a document type.
+        DataError: the file is not XML, too large, nested too deeply, or declares a document type.
     """
     content = files.read(path, MAX_XML_BYTES)
     top = Element("", 0)
@@ -118,7 +118,7 @@ class Voc(DecodedImages, Stored):
         """Return the annotations, their images, and the lists of the splits.
 
         Raises:
-            DataError: the folder or an image is not there, or an annotation cannot be read.
+            DataError: the folder or an image does not exist, or an annotation cannot be read.
         """
         root, (images, _) = Path(self.path), self._images()
         bounding_boxes.refuse_unfit(images)

@@ -111,7 +111,7 @@ class Yolo(DecodedImages, Stored):
         """Return data.yaml, the lists of images, the file with the class names, the label files and the images.
 
         Raises:
-            DataError: the data is not there, or a label file cannot be read.
+            DataError: the data does not exist, or a label file cannot be read.
         """
         opened = YoloFolder(self)
         images = [name for name, _ in opened.images]
@@ -147,7 +147,7 @@ class YoloFolder:
         notes: notes for the user.
 
     Raises:
-        DataError: the data is not there, or not what it should be.
+        DataError: the data does not exist, or is invalid.
     """
 
     def __init__(self, settings: Yolo) -> None:
