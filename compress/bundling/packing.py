@@ -18,7 +18,7 @@ from compress.bundling.recognition import RecognitionSettings
 from compress.core.errors import StageError
 from compress.core.progress import SILENT, Phase, Progress
 from compress.core.version import __version__
-from compress.data.dataset import spread
+from compress.data.splits import spread
 from compress.data.types import Data
 from compress.model.tflite import float_graph, graph
 from compress.model.tflite.embedding import OUTPUT as EMBEDDING

@@ -19,7 +19,7 @@ from pydantic import Field
 from compress.core.errors import DataError, reason_of
 from compress.core.measurement import Measurement, missing, proportion
 from compress.core.settings import Settings
-from compress.data.dataset import spread
+from compress.data.splits import spread
 from compress.data.types import Data, Split
 from compress.model.tflite import embedding as embeddings
 from compress.model.tflite import graph as graphs

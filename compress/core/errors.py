@@ -28,6 +28,7 @@ from typing import Any
 EXIT_PARTLY = 9
 EXIT_REFUSED = 10
 EXIT_INTERRUPTED = 130
+"""As shells report it: 128 and the number of SIGINT."""
 
 
 def reason_of(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import comb, erfc, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -157,22 +157,12 @@ def paired_drop(both: int, first: int, second: int, neither: int) -> Measurement
     return Measurement(difference, "fraction", "measured", difference - down, difference + up, note)
 
 
-MOST_EXACT = 2000
-"""Of more changed answers, the test is calculated from the normal distribution."""
-
-
 def mcnemar(first: int, second: int) -> float:
     """Return the probability that answers change so unevenly, or more so, if both models are equally good.
 
-    Exact and two-sided. Source: Q. McNemar, Psychometrika 12 (1947), 153-157.
-
-    Args:
-        first: the number of samples that only the first model answers correctly.
-        second: those that only the second model answers correctly.
+    `first` and `second` are the numbers of samples that only that model answers correctly. The test is exact and
+    two-sided. Source: Q. McNemar, Psychometrika 12 (1947), 153-157.
     """
-    changed = first + second
-    if changed > MOST_EXACT:
-        z = max(0.0, abs(first - second) - 1) / sqrt(changed)  # with Edwards' continuity correction
-        return float(erfc(z / sqrt(2)))
-    tail = sum(comb(changed, count) for count in range(min(first, second) + 1))
-    return float(min(1.0, 2 * tail / 2**changed))
+    from scipy.stats import binomtest
+
+    return float(binomtest(first, first + second).pvalue) if first + second else 1.0

@@ -20,6 +20,7 @@ ROOT = Path("/")
 UNLIMITED = 1 << 60
 """The value of version 1 for no limit: the largest multiple of a page."""
 SHORT_FRACTION = 0.05
+"""Chosen; see SHORT_BYTES."""
 SHORT_BYTES = 256 << 20
 """Memory is short below this fraction of all, or this many bytes, whichever is less."""
 

@@ -13,8 +13,6 @@ from compress.core.settings import Settings
 from compress.data import label_files, labels, tables
 from compress.data.file_tree import Tree
 
-MAX_INDEX_DIGITS = 6
-"""Longest class index; more digits are certainly a mistake."""
 LABELS_FILES = ("labels.txt", "classes.txt")
 """Names of a labels file in the folder of a model."""
 
@@ -55,10 +53,6 @@ def note(setting: Classes | ClassList | None) -> tuple[str, ...]:
 def listed(setting: ClassList | None, where: str) -> tuple[str, ...] | None:
     """Return the class names of a list or a labels file; None without a setting.
 
-    Args:
-        setting: the names, or the path of a file with them.
-        where: the setting, for messages.
-
     Raises:
         DataError: the file is unreadable, or two classes of a list have the same name.
     """
@@ -73,7 +67,7 @@ def checked(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Return class names.
 
     Raises:
-        DataError: one is empty or too long, or two are the same.
+        DataError: a name is empty or too long, or two names are equal.
     """
     _check_names(enumerate(names), lambda index: f"{where}, class {index}")
     return names
@@ -93,7 +87,7 @@ def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tupl
     with tree.open(setting.file) as stream:
         if setting.index is None or setting.name is None:
             return label_files.parsed(stream.read(label_files.MAX_BYTES), location).unique()
-        rows = tables.table(stream, location, [setting.index, setting.name])
+        rows = tables.Table(stream, location, ",").columns([setting.index, setting.name])
         names = _names_by_index(rows, location)
         if sorted(names) != list(range(len(names))) or not names:
             raise DataError(f"names {len(names)} classes", where=location, allowed="indices from 0 without gaps")
@@ -121,7 +115,7 @@ def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> di
     names: dict[int, str] = {}
     for number, (index, name) in rows:
         line = f"{where}, line {number}"
-        if not (index.isascii() and index.isdigit()) or len(index) > MAX_INDEX_DIGITS:
+        if not (index.isascii() and index.isdigit()) or len(index) > labels.MAX_INDEX_DIGITS:
             raise DataError(f"{index!r} is not a class index", where=line)
         previous = names.setdefault(int(index), name.strip())
         if previous != name.strip():

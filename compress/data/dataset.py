@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,16 +21,13 @@ from compress.core.progress import SILENT, Progress
 from compress.core.settings import Settings
 from compress.data import duplicates
 from compress.data import summary as summaries
-from compress.data.prefetching import Rows, corrupt, decode
+from compress.data.prefetching import corrupt, decode, decoded
+from compress.data.rows import Rows
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source, several
-from compress.data.sources import SOURCES
 from compress.data.sources.in_memory import Arrays, InMemory
-from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS, DecodedCache, Objects, Split
 from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
-
-__all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 
 LARGE_BYTES = 256 << 20
 """A preprocessed split larger than this is written to a file of the store and memory-mapped."""
@@ -125,28 +122,21 @@ class Dataset:
         return data
 
     @cached_property
-    def _fingerprint(self) -> dict[str, Any]:
-        return self.source.fingerprint()
-
-    @cached_property
-    def samples_digest(self) -> str:
-        """Digest of everything that determines the samples before preprocessing, their labels, and the splits. No
-        sample is loaded."""
+    def _origin(self) -> dict[str, Any]:
+        """Everything that determines the samples before preprocessing, their labels, and the splits."""
         split = self._splitting.model_dump() if self._splitting else None
-        return digest_of({"source": {self.source.name: self._fingerprint}, "split": split, "version": VERSION})
+        return {"source": {self.source.name: self.source.fingerprint()}, "split": split, "version": VERSION}
+
+    @property
+    def samples_digest(self) -> str:
+        """Digest of the samples before preprocessing, their labels, and the splits. No sample is loaded."""
+        return digest_of(self._origin)
 
     @cached_property
     def digest(self) -> str:
         """Digest of everything that determines samples, labels and splits. No sample is loaded."""
-        return digest_of(
-            {
-                "source": {self.source.name: self._fingerprint},
-                "preprocessing": self._preprocessing.digest,
-                "split": self._splitting.model_dump() if self._splitting else None,
-                "version": VERSION,
-                **({"task": self._task} if self._task else {}),
-            }
-        )
+        task = {"task": self._task} if self._task else {}
+        return digest_of({**self._origin, "preprocessing": self._preprocessing.digest, **task})
 
     @cached_property
     def _kept(self) -> str:
@@ -261,7 +251,9 @@ class Dataset:
     @property
     def warnings(self) -> list[str]:
         """The probable mistakes in the data; of the splits that were decoded so far."""
-        return [*self._samples.warnings, *self._about_shared_samples(), *self._about_contradictory_samples()]
+        test, others = self._fingerprints_of("test"), map(self._fingerprints_of, ("train", "validation"))
+        shared = duplicates.about_shared(test, others, self._samples, self._indices["test"])
+        return [*self._samples.warnings, *shared, *self._about_contradictory_samples()]
 
     def _about_contradictory_samples(self) -> list[str]:
         """Warn of equal samples in two classes."""
@@ -273,28 +265,7 @@ class Dataset:
             for split in SPLITS
             for position, digest in self._fingerprints_of(split).items()
         }
-        pairs = duplicates.contradictory(digests or self._raw_fingerprints, samples.labels)
-        if not pairs:
-            return []
-        names = [
-            " and ".join(f"{samples.describe(index)} ({samples.class_names[samples.labels[index]]})" for index in pair)
-            for pair in pairs[: duplicates.MAX_NAMED]
-        ]
-        names += [f"{len(pairs) - len(names):,} more"] * (len(pairs) > len(names))
-        return [f"equal samples are in two classes: {'; '.join(names)}: remove each from the wrong class"]
-
-    def _about_shared_samples(self) -> list[str]:
-        """Warn of test samples that are also in another split."""
-        splits = {split: self._fingerprints_of(split) for split in SPLITS}
-        repeated = duplicates.shared(splits["test"], splits["train"], splits["validation"])
-        count = len(self._indices["test"])
-        if not self._samples.has_labels or len(repeated) < duplicates.SHARED * count or not repeated:
-            return []
-        first = self._samples.describe(int(self._indices["test"][repeated[0]]))
-        return [
-            f"{len(repeated):,} of {count:,} test samples are also in the training or validation split, for example "
-            f"{first}: the measured quality is too high; remove them from one of the splits"
-        ]
+        return duplicates.about_contradictory(digests or self._raw_fingerprints, samples)
 
     def _fingerprints_of(self, split: Split) -> dict[int, bytes]:
         """Return the fingerprints of a split that was decoded; those of a stored one are computed unless it is huge."""
@@ -334,7 +305,8 @@ class Dataset:
         samples, indices = self._samples, self._indices[split]
         if samples.read_mask is not None:
             if split not in self._masks:
-                self._masks[split] = self._moved_masks(split)
+                read = partial(self._mask, indices)
+                self._masks[split] = np.stack(decoded(read, len(indices), self._progress, self._hint))
             return self._masks[split]
         if samples.points is not None:
             return self._moved_points(samples.points[indices], indices)
@@ -347,20 +319,8 @@ class Dataset:
             )
         return samples.targets[indices]
 
-    def _moved_masks(self, split: Split) -> NDArray[np.uint8]:
-        """Return the masks of the preprocessed images of a split: uint8 [n, height, width]."""
-        indices = self._indices[split]
-        masks: list[NDArray[np.uint8]] = []
-
-        def put(position: int, mask: NDArray[Any]) -> None:
-            masks.append(mask)
-
-        decode(lambda position: self._mask(int(indices[position])), len(indices), put, self._progress, self._hint)
-        return np.stack(masks)
-
-    def _mask(self, index: int) -> NDArray[np.uint8]:
-        """Return the mask of a preprocessed image."""
-        samples = self._samples
+    def _mask(self, indices: NDArray[np.int64], position: int) -> NDArray[np.uint8]:
+        samples, index = self._samples, int(indices[position])
         assert samples.read_mask is not None  # the caller has checked it
         try:
             mask = samples.read_mask(index)
@@ -398,7 +358,7 @@ class Dataset:
         """Return the objects of every sample of a split, for detection. Boxes are fractions of the preprocessed image:
         they are cut off at its border, and objects of which too little is visible are left out."""
         samples, indices = self._samples, self._indices[split]
-        assert samples.objects is not None  # asked for by whoever knows the task
+        assert samples.objects is not None  # only the task detection asks for objects
         if not moves_positions(self._preprocessing):
             return [samples.objects[index] for index in indices]
         moved = []
@@ -410,14 +370,8 @@ class Dataset:
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing."""
-        samples: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
-
-        def put(position: int, sample: NDArray[Any]) -> None:
-            samples.append(sample)
-
-        decode(lambda position: self._read(self._samples, int(chosen[position])), len(chosen), put, hint=self._hint)
-        return samples
+        return decoded(lambda position: self._read(self._samples, int(chosen[position])), len(chosen), hint=self._hint)
 
     def describe(self, split: Split, index: int) -> str:
         """Return the name of a sample for people, such as the path of its file."""
@@ -488,7 +442,7 @@ class Dataset:
             )
 
     def _obtained(self, split: Split) -> NDArray[np.float32]:
-        """Return a split from the store or, if it is not there, decoded; large splits are added to the store."""
+        """Return a split from the store, or decode the split; a large split is added to the store."""
         count = len(self._indices[split])
         if self._store is None:
             array = self._decoded(split, Rows(count, LARGE_BYTES, None))
@@ -517,7 +471,6 @@ class Dataset:
         return stored
 
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
-        """Decode and preprocess a split."""
         indices = self._indices[split]
         fingerprints = self._fingerprints[split] = {}
 

@@ -17,13 +17,9 @@ SCHEMA_VERSION = 1
 def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
     """Read and preprocess every sample as a run would, and summarize the data.
 
-    Args:
-        data: the data set of a pipeline.
-        progress: the receiver of progress reports.
-
     Returns:
-        Plain values: `classes` and the data's summary, with everything that cannot be read, and `refused`: what else a
-        run would refuse; and whether a run would refuse the data because of either.
+        Plain values: `classes`, the data's summary with everything that cannot be read, and `refused`: what else a run
+        would refuse. And whether a run would refuse the data.
 
     Raises:
         DataError: the data is missing, or not what it should be.

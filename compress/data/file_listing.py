@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,54 +19,10 @@ from compress.data.label_tables import FileNames, Labels, LabelTable, Listed, re
 from compress.data.label_tables import read as read_table
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
-from compress.data.splits import Divide, by_name, stratified
+from compress.data.splits import by_name, stratified
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The listed samples of a source, not yet decoded.
-
-    Attributes:
-        tree: where they are.
-        listed: the samples, in a fixed order.
-        label: index of each sample's class.
-        class_names: the classes.
-        grouped: whether groups are to stay together.
-        notes: what else there is to know.
-        warnings: what is probably wrong.
-        targets: 0 or 1 for each class of each sample, for the task multi_label: uint8 [n, classes].
-    """
-
-    tree: Tree
-    listed: Sequence[Listed]
-    label: Any
-    class_names: tuple[str, ...]
-    grouped: bool
-    notes: tuple[str, ...] = ()
-    targets: NDArray[np.uint8] | None = None
-    warnings: tuple[str, ...] = ()
-
-    def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
-        """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
-        groups = np.array([entry.group for entry in self.listed], np.str_) if self.grouped else None
-        divide: Divide = stratified if groups is None else by_name(groups)
-        return Samples(
-            self.label,
-            self.class_names,
-            read,
-            splits=labels.splits(entry.split for entry in self.listed),
-            divide=divide,
-            describe=lambda index: self.tree.describe(self.listed[index].file),
-            skip=skip,
-            notes=self.notes,
-            warnings=self.warnings,
-            groups=groups,
-            targets=self.targets,
-            has_labels=bool(self.class_names),
-        )
 
 
 class InFiles(Stored):
@@ -196,32 +151,48 @@ class LabelledFiles(InFiles):
         shown = f"CLASS/{suffixes}, or the same inside train/, val/ and test/"
         return DataError("contains no samples", where=tree.where, allowed=shown)
 
-    def open_files(self) -> Opened:
-        """Return samples and labels without decoding."""
+    def samples(self, read: Callable[[Tree, str], NDArray[Any]]) -> Samples:
+        """Return the samples with their labels; `read` decodes a file of the tree when the sample is used."""
         tree = self.tree()
-        return replace(self._opened(tree), warnings=self.warnings(tree))
-
-    def _opened(self, tree: Tree) -> Opened:
-        """Return samples and labels, without warnings."""
         listed = self.listing(tree)
         label_tables = self.tables(tree)
+        label, names, targets = self._labels(tree, listed, label_tables)
+        is_grouped = bool(label_tables) and label_tables[0].settings.group is not None
+        groups = np.array([entry.group for entry in listed], np.str_) if is_grouped else None
+        return Samples(
+            label,
+            names,
+            lambda index: read(tree, listed[index].file),
+            splits=labels.splits(entry.split for entry in listed),
+            divide=stratified if groups is None else by_name(groups),
+            describe=lambda index: tree.describe(listed[index].file),
+            skip=self.corrupt == "skip",
+            notes=self.notes(tree),
+            warnings=self.warnings(tree),
+            groups=groups,
+            targets=targets,
+            has_labels=bool(names),
+        )
+
+    def _labels(
+        self, tree: Tree, listed: Sequence[Listed], label_tables: Sequence[LabelTable]
+    ) -> tuple[NDArray[np.int64], tuple[str, ...], NDArray[np.uint8] | None]:
+        """Return the class of each sample, the class names, and for the task multi_label 0 or 1 for each class."""
         classes = self.class_list(tree)
-        grouped = bool(label_tables) and label_tables[0].settings.group is not None
         nothing = np.zeros(len(listed), np.int64)
         if self.labels == "none":
-            return Opened(tree, listed, nothing, (), False, self.notes(tree))
+            return nothing, (), None
         if label_tables and label_tables[0].is_multi_label:
             targets = np.array([entry.marks for entry in listed], np.uint8)
             names = _columns_in_order(label_tables[0], classes, self.name)
             order = [label_tables[0].label_columns.index(name) for name in names]
-            return Opened(tree, listed, nothing, names, grouped, self.notes(tree), targets[:, order])
+            return nothing, names, targets[:, order]
         if label_tables and label_tables[0].one_hot:
             classes = classes or label_tables[0].label_columns
-        words = [entry.label for entry in listed]
         reading = labels.read if label_tables else labels.named
+        words = [entry.label for entry in listed]
         origin = class_names.origin(self.classes)
-        indexed = reading(words, classes, lambda index: label_location(tree, listed[index]), origin)
-        return Opened(tree, listed, *indexed, grouped, self.notes(tree))
+        return *reading(words, classes, lambda index: label_location(tree, listed[index]), origin), None
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
         """Return notes on a labels file, on recognized tables, and on ignored files unless a setting names a table."""

@@ -14,8 +14,11 @@ from compress.core.errors import DataError, reason_of
 from compress.data import files
 
 MAX_FILES = 5_000_000
+"""Chosen: the names of so many files take about 1 GB."""
 MAX_DEPTH = 32
+"""Chosen: folders inside each other, so that a chain of links ends."""
 _MAX_HEADER = 1 << 20
+"""Bytes; chosen: headers of tar archives have names and attributes, and rarely exceed 10 kB."""
 _TAR_ERRORS = (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, MemoryError, RecursionError)
 """Exceptions of tarfile for damaged files."""
 

@@ -21,8 +21,11 @@ from compress.core.errors import DataError, reason_of
 ROOM, TIMES = 256 << 20, 100
 """A compressed file may unpack to ROOM bytes, or to TIMES times its size. Archive bombs exceed both."""
 MAX_UNPACKED = 64 << 30
+"""Bytes on the disk for temporary files; chosen."""
 _XZ_MEMORY = 256 << 20
+"""Bytes; `xz -9` needs 65 MB to unpack. Source: xz(1), the table of presets."""
 _BLOCK = 1 << 20
+"""Bytes that are unpacked at a time; chosen."""
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a named pipe",
@@ -100,7 +103,7 @@ def digests(paths: Mapping[str, Path]) -> dict[str, str]:
 def plain(stream: BinaryIO, where: str) -> BinaryIO:
     """Return a file as it is or, if it is compressed (gzip, bzip2, xz), unpacked into an anonymous temporary file.
 
-    The given one is closed unless it is given back.
+    The argument is closed unless it is returned.
     """
     magic = stream.read(6)
     stream.seek(0)
@@ -110,7 +113,7 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
     if not magic.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")):
         return stream
     limit = most(size_of(stream))
-    written, result = 0, tempfile.TemporaryFile(prefix="coralline-")  # noqa: SIM115 - it is what is given back
+    written, result = 0, tempfile.TemporaryFile(prefix="coralline-")  # noqa: SIM115 - it is returned open
     try:
         for part in _unpacked(stream, magic):
             written += len(part)

@@ -28,7 +28,8 @@ from compress.core.errors import DataError
 from compress.data import files, labels
 
 MAX_BYTES = 1 << 22
-MAX_INDEX = 999_999
+"""Chosen: 20,000 names of the longest length fit."""
+MAX_INDEX = 10**labels.MAX_INDEX_DIGITS - 1
 UNNAMED = ("", "n/a", "???")
 """Entries for indices that have no class, as in the label files of COCO."""
 NAME_HEADERS = ("display_name", "name", "label", "class_name", "class", "labels", "names", "classes")
@@ -75,10 +76,9 @@ class LabelFile:
     readings: tuple[LabelReading, ...]
 
     def names(self, classes: int | None = None) -> Names:
-        """Return the names by index of the model's output, without those of classes that have none.
+        """Return the names by index of the model's output, without classes that have no name.
 
-        Args:
-            classes: the number of the model's classes; None if it is not known.
+        `classes` is the number of the model's classes, if it is known.
 
         Raises:
             DataError: the file has another number of classes.
@@ -130,14 +130,10 @@ def read(path: Path) -> LabelFile:
 
 
 def parsed(content: bytes, where: str) -> LabelFile:
-    """Return the content of a label file.
-
-    Args:
-        content: the bytes of the file.
-        where: the path of the file, whose ending can say the form.
+    """Return the content of a label file; the suffix of its path `where` can say the form.
 
     Raises:
-        DataError: the content is no text, or holds no names.
+        DataError: the content is not a text, or has no names.
     """
     text = _text(content, where)
     suffix = Path(where).suffix.lower()

@@ -138,19 +138,17 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     """Return the samples that a table lists.
 
     Raises:
-        DataError: with the line: a file that is not there or is listed twice, a label or a split that cannot be.
+        DataError: a file does not exist or is listed twice, or a label or a split is invalid; with the line.
     """
     settings = table.settings
     where = tree.describe(settings.table)
-    with tree.open(settings.table) as stream:
-        delimiter = tables.delimiter(stream, where)
-    split_column = settings.split or (None if table.split else _split_column(tree, settings.table, delimiter))
-    optional = [name for name in (split_column, settings.group) if name]
     listed: dict[str, Listed] = {}
     missing: list[DataError] = []
     with tree.open(settings.table) as stream:
-        columns = [settings.file, *table.label_columns, *optional]
-        for number, (file, *more) in tables.table(stream, where, columns, delimiter):
+        content = tables.Table(stream, where)
+        split_column = settings.split or (None if table.split else _split_column(content.header))
+        columns = [settings.file, *table.label_columns, *filter(None, (split_column, settings.group))]
+        for number, (file, *more) in content.columns(columns):
             line = f"{where}, line {number}"
             try:
                 name = _file(file, table, names, line)
@@ -202,10 +200,8 @@ def _split_and_group(cells: Sequence[str], has_split: bool, line: str) -> tuple[
     return split, group
 
 
-def _split_column(tree: Tree, table: str, delimiter: str) -> str | None:
-    """Return the name of the column `split` of a table, in upper or lower case; None without one."""
-    with tree.open(table) as stream:
-        header = tables.header(stream, tree.describe(table), delimiter)
+def _split_column(header: Sequence[str]) -> str | None:
+    """Return the name of the column `split`, in upper or lower case; None without one."""
     candidates = [name for name in header if name.strip().lower() == "split"]
     return "split" if "split" in candidates else next(iter(candidates), None)
 
@@ -294,19 +290,15 @@ def _recognized(
 
 
 def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
-    """Return the cells of each column."""
     where = tree.describe(name)
     with tree.open(name) as stream:
-        delimiter = tables.delimiter(stream, where)
-    with tree.open(name) as stream:
-        header = tables.header(stream, where, delimiter)
-    unique = list(dict.fromkeys(header))
-    if len(unique) < len(header):
-        twice = next(column for column in header if header.count(column) > 1)
-        raise DataError(f"has two columns {twice!r}", where=f"{where}, line 1", hint="rename one of them")
-    with tree.open(name) as stream:
-        rows = [cells for _, cells in tables.table(stream, where, unique, delimiter)] if unique else []
-    return {column: [row[index].strip() for row in rows] for index, column in enumerate(unique)}
+        table = tables.Table(stream, where)
+        header = table.header
+        twice = next((column for column in header if header.count(column) > 1), None)
+        if twice is not None:
+            raise DataError(f"has two columns {twice!r}", where=f"{where}, line 1", hint="rename one of them")
+        rows = [cells for _, cells in table.columns(header)]
+    return {column: [row[index].strip() for row in rows] for index, column in enumerate(header)}
 
 
 def is_number(cell: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ SPLIT_WORDS: dict[str, Split] = {
 }
 MOST_CLASSES = 10_000
 """A label larger than this, and larger than the number of samples, is not a class index."""
+MAX_INDEX_DIGITS = 6
+"""Longest class index in a file; more digits are certainly a mistake."""
 MOST_LETTERS = 200
 """Longest class name: numpy stores every name with the length of the longest."""
 
@@ -56,13 +59,7 @@ def numbered(
 
 
 def named(values: Sequence[str], classes: Sequence[str] | None, location: Location, origin: str = "") -> Labels:
-    """Return class names as indices into the sorted names, or into `classes`.
-
-    Args:
-        values: the class name of each sample.
-        classes: the known class names in their order, if there are any.
-        location: the location of each label.
-        origin: the file that `classes` come from, for messages.
+    """Return class names as indices into the sorted names, or into `classes`, whose `origin` is named in messages.
 
     Raises:
         DataError: a name that is not among `classes`.
@@ -75,6 +72,13 @@ def named(values: Sequence[str], classes: Sequence[str] | None, location: Locati
         allowed = _shown(names) + origin
         raise DataError(f"unknown class {unknown!r}", where=where, allowed=allowed, hint=alike(unknown, names))
     return np.array([positions[value] for value in values], np.int64), names
+
+
+def of_array(values: NDArray[Any], classes: Sequence[str] | None, location: Location) -> Labels:
+    """Return labels [n], class names or class indices, as indices."""
+    if values.dtype.kind == "U":
+        return named(values.tolist(), classes, location)
+    return numbered(values, classes, location)
 
 
 def alike(name: str, names: Iterable[str]) -> str:

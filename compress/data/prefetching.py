@@ -9,10 +9,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.progress import SILENT, Phase, Progress
@@ -44,6 +42,13 @@ def decode(read: Read, count: int, put: Put, progress: Progress = SILENT, hint: 
     problems = corrupt(read, count, put, progress)
     if problems:
         raise several([error for _, error in problems], hint)
+
+
+def decoded(read: Read, count: int, progress: Progress = SILENT, hint: str = LEAVE_OUT) -> list[NDArray[Any]]:
+    """Return samples 0 to `count`; arguments and errors as in `decode`."""
+    samples: list[NDArray[Any]] = []
+    decode(read, count, lambda index, sample: samples.append(sample), progress, hint)
+    return samples
 
 
 def corrupt(
@@ -95,52 +100,3 @@ def _chunk(read: Read, start: int, end: int) -> list[NDArray[Any] | CorruptError
         except CorruptError as error:
             results.append(error)
     return results
-
-
-class Rows:
-    """The destination of samples of one shape: memory, or a file if they are large together.
-
-    Args:
-        count: the number of samples.
-        large: the size in bytes above which the samples are written to the file.
-        path: the .npy file; None: always in memory.
-        keep: whether the samples are stored; otherwise only their shape is recorded.
-    """
-
-    def __init__(self, count: int, large: int, path: Path | None, *, keep: bool = True) -> None:
-        self._count, self._large, self._path, self._keep = count, large, path, keep
-        self._array: NDArray[np.float32] | None = None
-        self._stream: Any = None
-        self.shape: tuple[int, ...] | None = None
-
-    def put(self, index: int, sample: NDArray[np.float32]) -> None:
-        """Store the next sample."""
-        if self.shape is None:
-            self.shape = sample.shape
-            shape = (self._count, *sample.shape)
-            if not self._keep:
-                return
-            if self._path is not None and sample.nbytes * self._count > self._large:
-                self._stream = self._path.open("wb")
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(self._stream, header)
-            else:
-                self._array = np.empty(shape, np.float32)
-        if self._stream is not None:
-            self._stream.write(np.ascontiguousarray(sample, "<f4").data)
-        elif self._array is not None:
-            self._array[index] = sample
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-    def taken(self) -> NDArray[np.float32] | None:
-        """Return the array in memory; None if everything is written to the file."""
-        if self._stream is not None:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-        return self._array

@@ -23,27 +23,27 @@ class Samples:
     """Samples, with or without labels; `read` decodes a sample when it is used.
 
     Attributes:
-        labels: int64 [n], indices into `class_names`. Where there are objects: what images are divided by, which may
-            be the number of classes, for images without any.
+        labels: int64 [n], indices into `class_names`. For images with objects, the class by which splits are balanced;
+            the number of classes for an image without objects.
         class_names: the classes; empty if the samples have no labels.
-        read: the decoded sample at an index: [height, width] or [height, width, channels]; [time, channels] of a
-            series, [samples] of a signal. Several threads call it at once.
-        splits: the division that comes with the data, if one does: indices of each split.
-        describe: what to call the sample at an index in a message.
-        divide: how to divide the samples where they come without splits.
+        read: returns the decoded sample at an index: [height, width] or [height, width, channels]; a series [time,
+            channels], a signal [samples]. Several threads call it at once.
+        splits: the indices of each split that the data defines.
+        describe: returns the name of the sample at an index, for messages.
+        divide: divides the samples into splits that the data does not define.
         skip: leave out unreadable samples and list them, instead of raising an error.
-        corrupt: what could not be read and was left out already, each with its reason.
-        notes: what else whoever looks at the data should know.
-        warnings: what is probably wrong with the data.
-        objects: for detection, those of each sample; otherwise None.
-        sizes: height and width of each image, where there are objects or points: preprocessing may move them.
-        points: keypoints of each sample: float32 [n, points, 3]: x and y as fractions of the image, and visibility (0:
-            not marked).
-        read_mask: the class of each pixel of a sample: uint8 [height, width]. Several threads call it at once.
-        targets: the array that belongs to each sample, which preprocessing does not move: values to predict, labels of
-            0 and 1, a mask, points: [n, ...]; otherwise None.
-        groups: what no two splits may share, of each sample, where a table says that; "" means no group.
-        few: what to do where a division leaves a split empty.
+        corrupt: the reason for each sample that was unreadable and is left out already.
+        notes: further notes on the data for the user.
+        warnings: the probable mistakes in the data.
+        objects: the objects of each sample, for detection; otherwise None.
+        sizes: height and width of each image with objects or points, because preprocessing may move these.
+        points: the keypoints of each sample: float32 [n, points, 3]: x and y as fractions of the image, and visibility
+            (0: not marked).
+        read_mask: returns the class of each pixel of a sample: uint8 [height, width]. Several threads call it at once.
+        targets: an array for each sample, which preprocessing does not move: values to predict, labels of 0 and 1, a
+            mask, or points: [n, ...]; otherwise None.
+        groups: the group of each sample, if a table has groups; no two splits share a group. "": no group.
+        few: the advice if a division leaves a split empty.
         has_labels: whether the samples have classes, objects or targets.
         observed: notes on what is unusual about the samples that were decoded so far.
     """
@@ -114,7 +114,6 @@ class Source(Settings):
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source with the class names of a labels file in the folder of a model, if it uses one."""
-        del model
         return self
 
     @property
@@ -124,14 +123,13 @@ class Source(Settings):
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        del folder
         return self
 
     def files(self) -> dict[str, Path]:
         """Return the files that samples come from, by names that stay the same when the files are moved together.
 
         Raises:
-            DataError: the data is not there.
+            DataError: the data does not exist.
         """
         return {}
 
@@ -139,7 +137,7 @@ class Source(Settings):
         """Return values that change with any sample, without decoding one.
 
         Raises:
-            DataError: the data is not there, or not what its manifest says.
+            DataError: the data does not exist, or differs from its manifest.
         """
         raise NotImplementedError
 
@@ -152,15 +150,21 @@ class Stored(Source):
     """A source whose samples are in files."""
 
     paths: ClassVar[tuple[str, ...]] = ("manifest",)
-    """The settings that are paths."""
+    """The settings that are paths, or tuples of paths."""
 
     manifest: str | None = None
     """A file with the SHA-256 of every file, which is verified. `data --write-manifest` creates it."""
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        locations = {name: getattr(self, name) for name in self._path_settings() if getattr(self, name) is not None}
-        return self.model_copy(update={name: str(folder / path) for name, path in locations.items()})
+        locations: dict[str, str | tuple[str, ...]] = {}
+        for name in self._path_settings():
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                locations[name] = tuple(str(folder / path) for path in value)
+            elif value is not None:
+                locations[name] = str(folder / value)
+        return self.model_copy(update=locations)
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source with the class names of the labels file in the folder of a model, if there is one and

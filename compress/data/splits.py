@@ -29,24 +29,18 @@ def at_random(labels: Indices, indices: Indices, share: float, seed: int) -> tup
     return stratified(np.zeros_like(labels), indices, share, seed)
 
 
-def quantile_strata(values: NDArray[np.float32], most: int = 10) -> Indices:
+def quantile_strata(values: NDArray[np.float32]) -> Indices:
     """Number the samples by the quantile of a target, so that splits have the same range of it: [n], from 0.
 
-    Args:
-        values: the target of each sample.
-        most: strata; fewer where a stratum would have less than 10 samples.
+    There are at most 10 strata, and fewer if a stratum would have less than 10 samples.
     """
-    strata = max(min(most, len(values) // 10), 1)
+    strata = max(min(10, len(values) // 10), 1)
     rank = np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return (rank * strata // max(len(values), 1)).astype(np.int64)
 
 
 def by_group(groups: Indices) -> Divide:
-    """Divide whole groups (files, speakers, devices), stratified by the most frequent class of each.
-
-    Args:
-        groups: the group of every sample.
-    """
+    """Divide whole groups (files, speakers, devices), stratified by the most frequent class of each."""
 
     def divide(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
         groups_present, members = np.unique(groups[indices], return_inverse=True)
@@ -60,11 +54,7 @@ def by_group(groups: Indices) -> Divide:
 
 
 def by_name(names: NDArray[np.str_]) -> Divide:
-    """Divide whole groups, as `by_group`; a sample without a group is divided alone.
-
-    Args:
-        names: the name of the group of every sample; "" for none.
-    """
+    """Divide whole groups, as `by_group`; a sample whose group has the name "" is divided alone."""
     groups = np.unique(names, return_inverse=True)[1]
     alone = names == ""
     groups[alone] = len(names) + np.arange(np.count_nonzero(alone))

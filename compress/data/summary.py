@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.data.source import MAX_NAMED
 from compress.data.splits import spread
-from compress.data.types import SPLITS, Objects, Split
+from compress.data.types import SPLITS, Data
 from deploy.contract.image_geometry import NO_CLASS
 
 LOOKED_AT = 256
@@ -23,20 +23,8 @@ MOST_CLASSES_SHOWN = 10
 _ADJECTIVES = {"train": "training", "validation": "validation", "test": "test"}
 
 
-class Described(Protocol):
+class Described(Data, Protocol):
     """The interface of a data set that is summarized (`compress.data.dataset.Dataset`)."""
-
-    @property
-    def task(self) -> str:
-        """The name of the task of the samples."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes."""
-
-    @property
-    def preprocessing(self) -> list[dict[str, Any]]:
-        """The preprocessing steps as in pipeline.yaml."""
 
     @property
     def corrupt(self) -> list[str]:
@@ -50,25 +38,9 @@ class Described(Protocol):
     def warnings(self) -> list[str]:
         """The probable mistakes in the data."""
 
-    def labels(self, split: Split) -> NDArray[np.int64]:
-        """Return the label of every sample of a split."""
-
     @property
     def has_objects(self) -> bool:
         """Whether the samples have objects with boxes."""
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether the samples have arrays as targets."""
-
-    def targets(self, split: Split) -> NDArray[Any]:
-        """Return the targets of every sample."""
-
-    def objects(self, split: Split) -> list[Objects]:
-        """Return the objects of every sample, for detection."""
-
-    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return some samples before preprocessing."""
 
 
 def summary(data: Described) -> Facts:
@@ -109,16 +81,15 @@ def _label_counts(data: Described) -> Facts:
     return _class_counts(data) if data.class_names else nothing
 
 
-def _classes(data: Described, split: Split) -> NDArray[np.int64]:
-    """Return the class of each sample, or of each object."""
-    if not data.has_objects:
-        return data.labels(split)
-    return np.concatenate([classes for _, classes in data.objects(split)])
-
-
 def _class_counts(data: Described) -> Facts:
+    """Return the number of samples, or of objects, of each class."""
     names = data.class_names
-    counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
+    counts = {}
+    for split in SPLITS:
+        labels = data.labels(split)
+        if data.has_objects:
+            labels = np.concatenate([classes for _, classes in data.objects(split)])
+        counts[split] = np.bincount(labels, minlength=len(names))
     train = counts["train"]
     without = {split: [names[index] for index in np.flatnonzero(count == 0)] for split, count in counts.items()}
     return {
@@ -130,7 +101,6 @@ def _class_counts(data: Described) -> Facts:
 
 
 def _target_ranges(data: Described) -> Facts:
-    """Return the range of each target in the training split."""
     train = data.targets("train").astype(np.float64)
     ranges = [
         {"name": name, "least": float(column.min()), "mean": float(column.mean()), "most": float(column.max())}
@@ -204,7 +174,11 @@ def describe(summary: Facts) -> str:
     """Return the summary as a table and lines of text."""
     lines = [
         *_class_table(summary),
-        *map(_target_line, summary.get("targets", ())),
+        *(
+            f"target {target['name']}: {target['least']:g} to {target['most']:g}, mean {target['mean']:g}, in the "
+            "training split"
+            for target in summary.get("targets", ())
+        ),
         *_balance(summary),
         _sample_line(summary),
         *summary["notes"],
@@ -228,11 +202,6 @@ def _class_table(summary: Facts) -> list[str]:
         rows += zip(names, *columns, strict=True)
     rows.append(("all", *(f"{count:,}" for count in summary["samples"].values())))
     return [f"{name:<{width}} " + " ".join(f"{cell:>10}" for cell in cells) for name, *cells in rows]
-
-
-def _target_line(target: Facts) -> str:
-    least, mean, most = target["least"], target["mean"], target["most"]
-    return f"target {target['name']}: {least:g} to {most:g}, mean {mean:g}, in the training split"
 
 
 def _balance(summary: Facts) -> list[str]:

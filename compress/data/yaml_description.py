@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,10 +10,7 @@ from typing import Any, NoReturn
 from compress.core.errors import DataError
 from compress.core.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 from compress.data import class_names, files
-from compress.data.labels import MOST_CLASSES
-
-MAX_DIGITS = 6
-"""Longest class index."""
+from compress.data.labels import MAX_INDEX_DIGITS, MOST_CLASSES
 
 
 class Description:
@@ -81,7 +79,8 @@ class Description:
             value = dict(enumerate(value))
         if not isinstance(value, Mapping) or not 1 <= len(value) <= MOST_CLASSES:
             self.refuse(key, "is not a list of names", allowed=f"1 to {MOST_CLASSES} names, or a map from indices")
-        wrong = next((index for index in value if not str(index).isdecimal() or len(str(index)) > MAX_DIGITS), None)
+        is_index = re.compile(rf"\d{{1,{MAX_INDEX_DIGITS}}}").fullmatch
+        wrong = next((index for index in value if not is_index(str(index))), None)
         if wrong is not None:
             self.refuse(key, f"{str(wrong)[:60]!r} is not an index", allowed="whole numbers from 0")
         other = next(

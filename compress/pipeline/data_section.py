@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compress.core import numpy_files
 from compress.core.errors import DataError, ModelError, reason_of
-from compress.data.alternatives import RANGES, Range
+from compress.data.preprocessed import RANGES, Range
 
 if TYPE_CHECKING:
     from compress.model.importers.model_file import ModelFile

@@ -24,7 +24,8 @@ from compress.core.errors import ModelError, PipelineError
 from compress.core.execution import Execution
 from compress.core.settings import Settings
 from compress.core.suggestions import listing, nearest, shown
-from compress.data.dataset import SOURCES, Dataset, Splitting
+from compress.data.dataset import Dataset, Splitting
+from compress.data.sources import SOURCES
 from compress.pipeline import data_section
 from compress.pipeline.search_section import SearchSettings
 from compress.pipeline.stage import Stage

@@ -20,10 +20,10 @@ from compress.core import numpy_files
 from compress.core.errors import DataError, reason_of
 from compress.core.measurement import Measurement, proportion
 from compress.core.resources import manual
-from compress.data.alternatives import Range, alternatives
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
+from compress.data.preprocessed import Range, alternatives
 from compress.data.source import REPAIR, SKIP
 from compress.data.sources import SOURCES
 from compress.data.sources import text as texts

@@ -158,13 +158,11 @@ class Head(ABC):
         Returns:
             One array [1, ...] for each output of a model; None if there is no such guess.
         """
-        del targets, shapes
         return None
 
     def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
         """Return values that training shows in addition to the loss, by name: the parts of the loss, or an error in the
         unit of the targets; [n] each."""
-        del targets, outputs
         return {}
 
     @abstractmethod
@@ -192,7 +190,6 @@ class Head(ABC):
 
         By default their weighted mean; the temperature does not apply.
         """
-        del temperature
         ops = keras().ops
         shares = np.array(weights, np.float32) / np.float32(sum(weights))
         parts = [
@@ -229,7 +226,6 @@ class Judge(Protocol):
         A better candidate is better in most samples, and in the sums of these energies over the samples, so that a
         large error in one sample counts. None: candidates are compared by the mean of `snr_db`.
         """
-        del expected, actual
         return None
 
 
@@ -336,7 +332,6 @@ class Task(ABC):
     def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
         """Return how the outputs of a .tflite file are read that is not rebuilt; `detector`: its specification if the
         model is a detector."""
-        del file, data
         return detector
 
     @abstractmethod
@@ -370,7 +365,6 @@ class Task(ABC):
 
     def augmentation(self, augment: RandomChanges) -> Change | None:
         """Return the augmentation that also moves the targets; None if targets do not move."""
-        del augment
         return None
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
@@ -406,12 +400,10 @@ class Task(ABC):
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Return what the user of the result must know, besides `judge_outputs`; arguments as in `compare`."""
-        del facts, names, original, result
         return []
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return a runtime's details of outputs in the order that the task needs: by default that of the model."""
-        del specification
         return outputs
 
     @abstractmethod
@@ -435,7 +427,6 @@ class Task(ABC):
         Raises:
             StageError: `labels`, the names of classes that do not come from the data, do not fit the outputs.
         """
-        del specification, labels
         return {}
 
     def illustrator(
@@ -445,7 +436,6 @@ class Task(ABC):
 
         `labels` are the names of classes that do not come from the data.
         """
-        del models, data, split, labels
         return None
 
     def why_not(self, uses: Iterable[Use]) -> Refusal | None:

@@ -31,7 +31,7 @@ from compress.tasks.base import (
     refuse_misfit,
 )
 from compress.tasks.findings import VerdictReason, against_constant, class_order, never_answered, ties
-from compress.tasks.output_forms import Activation, activation_of
+from compress.tasks.output_forms import Activation, activation_of, softmax_divergence
 
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
@@ -135,11 +135,11 @@ class ClassificationHead(Head):
         `logits` and `soft_targets` are [n, classes]; soft targets are logarithms of softened probabilities, or logits
         divided by the temperature.
         """
-        return _divergence(keras().ops.stop_gradient(soft_targets), logits / temperature) * temperature**2
+        return softmax_divergence(keras().ops.stop_gradient(soft_targets), logits / temperature) * temperature**2
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
-        return _divergence(expected / temperature, actual / temperature) * temperature**2
+        return softmax_divergence(expected, actual, temperature)
 
     def sample_errors(self, targets: Any, outputs: Any) -> Any:
         """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
@@ -160,16 +160,10 @@ def class_scores(rows: Rows, specification: Specification) -> Rows:
         return rows
     likely = np.asarray(rows, np.float64)
     if binary == "logit":
-        likely = 1 / (1 + np.exp(-np.clip(likely, -500, 500)))
+        from scipy.special import expit
+
+        likely = expit(likely)
     return np.concatenate([1 - likely, likely], axis=1)
-
-
-def _divergence(expected: Any, scores: Any) -> Any:
-    """Return the Kullback-Leibler divergence of two softmaxes [n]. Its gradient is that of the cross entropy, but it is
-    0 where both are equal."""
-    ops = keras().ops
-    gap = ops.log_softmax(expected) - ops.log_softmax(scores)
-    return ops.sum(ops.softmax(expected) * gap, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,6 @@ class Classification(Task):
             ModelError: the model has several outputs, or its shapes are not those of the data.
             DataError: the labels are arrays.
         """
-        del specification
         if data.has_targets:
             raise _labels_are_arrays(data.targets("train"))
         refuse_misfit(model, data, 1)
@@ -229,7 +222,6 @@ class Classification(Task):
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
         """Return the accuracy of the first output; outputs that are not finite count as wrong."""
-        del model
         labels, right = data.labels("validation"), 0
         for samples, outputs in batches:
             scores = class_scores(np.asarray(first_output(outputs)), specification)
@@ -318,7 +310,6 @@ class Classification(Task):
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the scores, without the embedding that `expose_embedding` adds."""
-        del specification
         return [detail for detail in outputs if not is_embedding(detail)]
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
@@ -333,7 +324,6 @@ class Classification(Task):
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return how the device reads one output for two classes."""
-        del labels
         return dict(specification or {})
 
     def packaged(

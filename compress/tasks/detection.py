@@ -166,13 +166,11 @@ class Detection(Task):
 
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
-        del names
         before = degeneracy.Spread(**facts[original]["spread"])
         return {original: _judge(facts[original], None), result: _judge(facts[result], before)}
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare the average precision of both models; a detector that finds nothing has 0."""
-        del names
         measured = [Measurement(**facts[model]["ap"]) for model in (original, result)]
         nothing = Measurement(0.0, "fraction", "measured")
         return against_constant(self.metrics[0], (nothing, measured[0], measured[1]), facts["images"])
@@ -209,14 +207,12 @@ class Detection(Task):
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> ObjectsIllustrator:
         """Return how objects are drawn."""
-        del labels
         detectors = [detector_of(model.specification) for model in models.values()]
         rows = [model.rows for model in models.values()]
         return ObjectsIllustrator(detectors, rows, data.class_names, data.objects(split))
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the anchors, and the encoding of boxes and scores."""
-        del labels
         return {"detection": specification}
 
 

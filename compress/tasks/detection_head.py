@@ -14,6 +14,7 @@ import numpy as np
 from compress.model.ir.tensorflow import keras
 from compress.tasks import task_aligned
 from compress.tasks.base import Head, Specification
+from compress.tasks.output_forms import sigmoid_divergence, softmax_divergence
 from deploy.contract.detection import Detector, DetectorParts
 
 FOCUS, BALANCE = 2.0, 0.25
@@ -74,12 +75,12 @@ class DetectionHead(Head):
         weights = 1.0
         if teacher.objectness is not None and student.objectness is not None:
             # Where no object is, its class does not matter.
-            total += ops.sum(_cross_entropy(teacher.objectness, student.objectness, temperature), axis=(1, 2))
+            total += ops.sum(sigmoid_divergence(teacher.objectness, student.objectness, temperature), axis=(1, 2))
             weights = ops.sigmoid(teacher.objectness)
         if detector.specification["scores"] == "softmax":
-            missed = _softmax_divergence(teacher.scores, student.scores, temperature)[..., None]
+            missed = softmax_divergence(teacher.scores, student.scores, temperature)[..., None]
         else:
-            missed = _cross_entropy(teacher.scores, student.scores, temperature)
+            missed = sigmoid_divergence(teacher.scores, student.scores, temperature)
         total += ops.sum(missed * weights, axis=(1, 2))
         total += ops.sum(self._box_distance(teacher.boxes, student.boxes) * likely, axis=1)
         if teacher.keypoints is not None and student.keypoints is not None:
@@ -94,7 +95,7 @@ class DetectionHead(Head):
         if self.detector.specification["code"] != "dfl":
             return ops.sum(_smooth(actual - expected), axis=-1)
         shape = (-1, expected.shape[1], 4, bins)
-        return ops.sum(_softmax_divergence(ops.reshape(expected, shape), ops.reshape(actual, shape), 1.0), axis=-1)
+        return ops.sum(softmax_divergence(ops.reshape(expected, shape), ops.reshape(actual, shape)), axis=-1)
 
     def _parts(self, rows: Any) -> DetectorParts:
         """Return rows in the form of `logits` as parts [n, locations, values]."""
@@ -160,23 +161,6 @@ def _smooth(difference: Any) -> Any:
     ops = keras().ops
     distance = ops.abs(difference)
     return ops.where(distance < 1, 0.5 * distance**2, distance - 0.5)
-
-
-def _cross_entropy(expected: Any, actual: Any, temperature: float) -> Any:
-    """Return the divergence of sigmoids, from their logits: 0 where both are equal."""
-    ops = keras().ops
-    share = ops.sigmoid(expected / temperature)
-    entropy, cross = (
-        ops.softplus(logits / temperature) - share * logits / temperature for logits in (expected, actual)
-    )
-    return (cross - entropy) * temperature**2
-
-
-def _softmax_divergence(expected: Any, actual: Any, temperature: float) -> Any:
-    """Return the divergence of softmaxes over the last axis, from their logits."""
-    ops = keras().ops
-    before, after = (ops.log_softmax(logits / temperature) for logits in (expected, actual))
-    return ops.sum(ops.exp(before) * (before - after), axis=-1) * temperature**2
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class EmbeddingHead(Head):
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return one minus the cosine: [n]."""
-        del temperature
         return 1 - keras().ops.sum(expected * actual, axis=-1)
 
 
@@ -96,7 +95,6 @@ class Embeddings(MeasuredTask):
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> EmbeddingHead:
         """Return the head of a model that takes the samples."""
-        del specification
         refuse_misfit(model, data)
         return EmbeddingHead()
 
@@ -110,12 +108,10 @@ class Embeddings(MeasuredTask):
 
     def constant(self, data: Data) -> Rows | None:
         """Return None: if all vectors are the same, no neighbour is nearest."""
-        del data
         return None
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the vectors, divided by their length: [n, values]."""
-        del targets, specification
         values = np.asarray(rows, np.float64)
         return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))
 
@@ -138,5 +134,4 @@ class Embeddings(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByDirection:
         """Return the comparison by direction."""
-        del specification, logits
         return ByDirection()

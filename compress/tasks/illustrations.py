@@ -247,12 +247,10 @@ class PointsIllustrator(Illustrator):
 
     @classmethod
     def of(cls, rows: Sequence[Rows], labels: NDArray[np.float32], size: Sequence[int]) -> PointsIllustrator | None:
-        """Return the illustrator of outputs x and y; None if they are neither fractions nor pixels of the image.
+        """Return the illustrator of the outputs x and y of the original and of the result.
 
-        Args:
-            rows: the outputs of the original and of the result.
-            labels: x, y and visibility of each point [n, points, 3].
-            size: height and width of the model's input.
+        None if they are neither fractions nor pixels of an image of the height and width `size`. The labels are x, y
+        and visibility of each point [n, points, 3].
         """
         marked = labels[..., :2][labels[..., 2] > 0]
         largest = np.abs(marked).max(axis=0) if len(marked) else np.zeros(2)
@@ -275,7 +273,6 @@ class PointsIllustrator(Illustrator):
 
     def is_empty(self, sample: int) -> bool:
         """Return False: there are always points."""
-        del sample
         return False
 
     def label(self, image: Image, sample: int) -> Drawn:

@@ -75,7 +75,6 @@ class Keypoints(MeasuredTask):
         Raises:
             DataError: the data has no points.
         """
-        del specification
         points = _points(data, "train")
         count = points.shape[1]
         expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
@@ -96,7 +95,6 @@ class Keypoints(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the distance of each point, relative to the extent of its sample; NaN where it is not marked."""
-        del specification
         count = targets.shape[1]
         if rows.shape[1] != 2 * count:
             what = f"gives {rows.shape[1]} values, but the data has {count} points"
@@ -126,28 +124,26 @@ class Keypoints(MeasuredTask):
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> PointsIllustrator | None:
         """Return how points are drawn; None if their positions in the image are not known."""
-        del labels
         rows = [model.rows for model in models.values()]
         return PointsIllustrator.of(rows, self.targets(data, split), data.input_shape[:2])
 
 
 def _mean_positions(points: NDArray[Any]) -> NDArray[np.float64]:
     """Return the mean of x and y of each point over the samples in which it is marked: [points, 2]."""
-    points = np.asarray(points, np.float64)
-    visible = points[..., 2:] > 0
-    means: NDArray[np.float64] = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
-    return means
+    return np.asarray(_marked(points).mean(axis=0).filled(0))
 
 
 def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for
     constant values."""
-    marked = points[..., 2:] > 0
-    count = np.maximum(marked.sum(axis=0), 1)
-    coordinates = np.where(marked, points[..., :2], 0).astype(np.float64)
-    mean = coordinates.sum(axis=0) / count
-    deviation = np.sqrt((np.where(marked, coordinates - mean, 0) ** 2).sum(axis=0) / count).ravel()
+    deviation = np.asarray(_marked(points).std(axis=0).filled(0)).ravel()
     return np.where(deviation > 0, deviation, 1.0)
+
+
+def _marked(points: NDArray[Any]) -> Any:
+    """Return x and y of each point, masked in the samples in which it is not marked: [n, points, 2]."""
+    positions = np.asarray(points[..., :2], np.float64)
+    return np.ma.masked_array(positions, np.broadcast_to(points[..., 2:] <= 0, positions.shape))
 
 
 def _points(data: Data, split: Split) -> NDArray[np.float32]:

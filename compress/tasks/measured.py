@@ -84,7 +84,6 @@ class ValuesHead(Head):
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the mean squared difference in units of the variance: [n]."""
-        del temperature
         ops = keras().ops
         difference = ops.cast(actual, "float32") - ops.cast(expected, "float32")
         difference = ops.reshape(difference, (ops.shape(difference)[0], -1)) / np.array(self.scale, np.float32)
@@ -143,7 +142,6 @@ class MeasuredTask(Task):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
         """Return the comparison of two models: by default by all values."""
-        del specification, logits
         return ByValue()
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
@@ -183,7 +181,6 @@ class MeasuredTask(Task):
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return the change of each metric, and the agreement."""
-        del names
         changes = {}
         for metric in self.metrics:
             before, after = (Measurement(**facts[model][metric.name]) for model in (original, result))
@@ -194,7 +191,6 @@ class MeasuredTask(Task):
 
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input."""
-        del names
         split = f"{facts['samples']:,} {facts['split']} samples"
         expected, actual = (facts[model]["deviation"] for model in (original, result))
         judgements = {original: _judgement(expected < STILL, split)}
@@ -204,7 +200,6 @@ class MeasuredTask(Task):
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the best constant output."""
-        del names
         metric = self.metrics[0]
         if "constant" not in facts:
             return []

@@ -81,7 +81,6 @@ class MultiLabel(MeasuredTask):
             ModelError: the model's output does not fit the classes, or it ends with a softmax.
             DataError: the labels are not 0 and 1.
         """
-        del specification
         classes = len(data.class_names)
         refuse_shape(model, data, [classes], "one probability for each class")
         _refuse_labels(data)
@@ -98,7 +97,6 @@ class MultiLabel(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the scores."""
-        del specification
         if rows.shape != targets.shape:
             what = f"gives {rows.shape[1]} scores, but the data has {targets.shape[1]} classes"
             raise ModelError(what, hint="check data.source and the model's last layer")
@@ -122,7 +120,6 @@ class MultiLabel(MeasuredTask):
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return whether the device reads probabilities or logits."""
-        del labels
         return dict(specification or {})
 
 

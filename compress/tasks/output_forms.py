@@ -96,10 +96,9 @@ class OutputForm:
         numbers = np.asarray(values, np.float64)
         if not logits or self.form == "values":
             return numbers
-        if self.form == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-np.clip(numbers, -80, 80))))
-        powers = np.exp(numbers - numbers.max(axis=-1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+        from scipy.special import expit, softmax
+
+        return np.asarray(expit(numbers) if self.form == "sigmoid" else softmax(numbers, axis=-1))
 
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the distance of one model's output from another's, for each sample [n]; 0 where they are equal.
@@ -113,17 +112,10 @@ class OutputForm:
             temperature: the temperature that softens probabilities. Source: Hinton et al., Distilling the Knowledge in
                 a Neural Network, 2015.
         """
-        ops = keras().ops
         if self.form == "values":
-            return _mean(ops.square((actual - expected) / self.unit))
-        expected, actual = expected / temperature, actual / temperature
-        if self.form == "softmax":
-            gap = ops.log_softmax(expected) - ops.log_softmax(actual)
-            return _mean(ops.sum(ops.softmax(expected) * gap, axis=-1, keepdims=True)) * temperature**2
-        share = ops.sigmoid(expected)
-        cross = ops.softplus(actual) - share * actual
-        entropy = ops.softplus(expected) - share * expected
-        return _mean(cross - entropy) * temperature**2
+            return _mean(keras().ops.square((actual - expected) / self.unit))
+        divergence = softmax_divergence if self.form == "softmax" else sigmoid_divergence
+        return _mean(divergence(expected, actual, temperature))
 
     def agreement(self, expected: NDArray[Any], actual: NDArray[Any], *, logits: bool = False) -> NDArray[np.float64]:
         """Return the share of equal decisions of two models for each sample: [n], from 0 to 1.
@@ -139,6 +131,27 @@ class OutputForm:
         else:
             equal = np.abs(expected - actual) <= CLOSE * self.unit
         return np.asarray(equal.reshape(len(equal), -1).mean(axis=1), np.float64)
+
+
+def softmax_divergence(expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+    """Return the Kullback-Leibler divergence of softmaxes over the last axis, from their logits [..., classes].
+
+    The gradient is that of the cross entropy, but the divergence is 0 where both are equal. The divergence of the
+    softened probabilities is multiplied by the square of the temperature. Source: Hinton et al., 2015.
+    """
+    ops = keras().ops
+    before, after = (ops.log_softmax(logits / temperature) for logits in (expected, actual))
+    return ops.sum(ops.exp(before) * (before - after), axis=-1) * temperature**2
+
+
+def sigmoid_divergence(expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+    """Return the same for independent probabilities, from the logits of their sigmoids: [...]."""
+    ops = keras().ops
+    share = ops.sigmoid(expected / temperature)
+    entropy, cross = (
+        ops.softplus(logits / temperature) - share * logits / temperature for logits in (expected, actual)
+    )
+    return (cross - entropy) * temperature**2
 
 
 def _mean(values: Any) -> Any:

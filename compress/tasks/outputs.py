@@ -71,7 +71,6 @@ class OutputsHead(Head):
         information. Source: Kunstner et al., Limitations of the Empirical Fisher Approximation, NeurIPS 2019, section 2
         (labels drawn from the model's own distribution).
         """
-        del targets
         library = keras()
         ops = library.ops
         rows = self.logits(outputs)
@@ -199,19 +198,16 @@ class OutputsTask(MeasuredTask):
 
     def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
         """Return the outputs of the file, with their forms by their values."""
-        del detector
         model = LoadedModel(file, reproducible=True)
         rows = model.scores(data.inputs("train")[:LOOKED_AT])
         return OutputsHead(forms_by_values(model.output_layout, rows)).specification
 
     def constant(self, data: Data) -> Rows | None:
         """Return None: an output that varies over positions more than over samples is nearly constant, and useful."""
-        del data
         return None
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare the decisions of both models, and the outputs one by one."""
-        del names, original, result
         return unlike_original(facts["agreement"], facts.get("outputs", ()))
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
@@ -251,7 +247,6 @@ class OutputsTask(MeasuredTask):
 
     def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
         """Return the mean error over samples."""
-        del targets
         return {"error": mean_with_interval(kept, "fraction", note)}
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:

@@ -78,7 +78,6 @@ class Reconstruction(MeasuredTask):
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ReconstructionHead:
         """Return the head of a model whose output has the shape of the targets."""
-        del specification
         values = _clean(data, "train")
         shape = values.shape[1:]
         if len(model.outputs[0].shape) == len(shape) and shape[-1] == 1:
@@ -104,7 +103,6 @@ class Reconstruction(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the mean squared error of each sample [n]."""
-        del specification
         expected = targets[:, :-1].astype(np.float64)
         if rows.shape != expected.shape:
             what = f"gives {rows.shape[1]} values for samples of {expected.shape[1]}"
@@ -128,13 +126,10 @@ class Reconstruction(MeasuredTask):
 
 def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
     """Return the probability that a positive sample has a larger score than a negative one; equal scores count half."""
-    scores = np.concatenate([positive, negative])
-    order = np.argsort(scores, kind="stable")
-    _, group, counts = np.unique(scores[order], return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    rank = np.empty(len(scores))
-    rank[order] = (ends - (counts - 1) / 2)[group]
-    wins = rank[: len(positive)].sum() - len(positive) * (len(positive) + 1) / 2
+    from scipy.stats import rankdata
+
+    ranks = rankdata(np.concatenate([positive, negative]))
+    wins = ranks[: len(positive)].sum() - len(positive) * (len(positive) + 1) / 2
     return float(wins / (len(positive) * len(negative)))
 
 

@@ -19,7 +19,6 @@ from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_sh
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
-NO_CLASSES = "the data has numbers as targets, not classes"
 WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "class weights": Refusal("class_weights: the data has no single class for each sample", "class_weights: none"),
     "mixup": Refusal("augment.mixup: the data has no single class for each sample", "mixup: 0", "leave it out"),
@@ -49,7 +48,6 @@ class Regression(MeasuredTask):
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ValuesHead:
         """Return the head of a model with one output for each target."""
-        del specification
         refuse_shape(model, data, [len(data.class_names)], "one value for each target")
         return ValuesHead(tuple(spread_of(data.targets("train")).tolist()))
 
@@ -59,7 +57,6 @@ class Regression(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the predictions."""
-        del specification
         if rows.shape != targets.shape:
             raise ModelError(
                 f"gives {rows.shape[1]} values, but the data has {targets.shape[1]} targets",
@@ -97,7 +94,6 @@ class Regression(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
         """Return the comparison by predictions, each in units of its deviation."""
-        del specification, logits
         return ByValue(tolerance=SAME, by_column=True)
 
 

@@ -86,7 +86,6 @@ class Segmentation(MeasuredTask):
         Raises:
             DataError: the masks are not class indices.
         """
-        del specification
         masks = _masks(data)
         classes = len(data.class_names)
         refuse_shape(model, data, [*masks.shape[1:], classes], "a score for each class at each position of a mask")
@@ -108,7 +107,6 @@ class Segmentation(MeasuredTask):
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return for each sample the pixels by true class and predicted class: int64 [n, classes, classes]."""
-        del specification
         positions = int(np.prod(targets.shape[1:]))
         if rows.shape[1] % positions:
             raise ModelError(
@@ -143,14 +141,12 @@ class Segmentation(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByPixel:
         """Return the comparison by scores and pixels."""
-        del logits
         return ByPixel((specification or {}).get("classes", 1))
 
     def illustrator(
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> MasksIllustrator | None:
         """Return how masks are drawn; None for series."""
-        del labels
         masks = self.targets(data, split)
         if masks.ndim != 3:
             return None

@@ -126,7 +126,6 @@ class UnlabelledDetection(OutputsTask):
 
         Where the samples show some objects, the values between them matter less.
         """
-        del names, original, result
         objects = sum(count for count, _ in facts["found_again"])
         reasons = unlike_original(facts["agreement"], ())
         reasons += little_left(facts.get("outputs", ()), "warning" if objects >= ENOUGH else "not usable")
@@ -153,7 +152,6 @@ class UnlabelledDetection(OutputsTask):
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> ObjectsIllustrator:
         """Return how objects are drawn; classes without names have numbers."""
-        del data, split
         detectors = [_detector(model.specification) for model in models.values()]
         return ObjectsIllustrator(detectors, [model.rows for model in models.values()], labels, None)
 

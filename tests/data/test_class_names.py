@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from pictures import flat, image
+from pictures import flat, image, pipeline
 
 from compress.core.errors import DataError
-from compress.data import class_names
-from compress.data.dataset import Dataset
 from compress.data.sources import Csv, ImageFolder, Npy, Npz, Voc
 from compress.pipeline.schema import load
 from compress.surface.cli.main import main
-from deploy.contract.preprocessing import Preprocessing
-
-HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 
 
 def test_a_list_gives_the_order(tmp_path: Path) -> None:
     samples = ImageFolder(path=str(flat(tmp_path)), classes=("dog", "cat")).load()
     assert samples.class_names == ("dog", "cat")
     assert samples.labels.tolist() == [1] * 10 + [0] * 10
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("0 dog\n1 cat\n", ("dog", "cat")),  # Teachable Machine
-        ("1 cat\r\n0 dog\r\n\r\n", ("dog", "cat")),
-        ("0: dog\n1:cat", ("dog", "cat")),
-        ("\ufeff0  dog\n1  cat\n", ("dog", "cat")),
-        ("dog\ncat\n", ("dog", "cat")),
-        ("dog\ncat\n0 \n", ("dog", "cat", "0")),
-        ("1 dog\n2 cat\n", ("dog", "cat")),
-        ("100 meter dash\n200 meter dash\n", ("100 meter dash", "200 meter dash")),
-        ("cat\ndog\ncat\n", ("cat (0)", "dog", "cat (2)")),
-        ("0 cat\n2 dog\n", ("cat", "1", "dog")),
-        ("0 golden retriever\n1 cat, black", ("golden retriever", "cat, black")),
-    ],
-)
-def test_a_labels_file(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
-    (tmp_path / "labels.txt").write_text(text, encoding="utf-8")
-    assert class_names.listed(str(tmp_path / "labels.txt"), "data.source") == names
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("0: cat\n0: dog\n", r"labels\.txt: class 0 has two names: 'cat' and 'dog'"),
-        ("", r"labels\.txt: names 0 classes"),
-        ("cat\n" + "x" * 300, r"labels\.txt, line 2: has a label of 300 letters"),
-        ("cat\nd\0g", r"labels\.txt, line 2: has a NUL byte"),
-    ],
-)
-def test_a_labels_file_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "labels.txt").write_text(text)
-    with pytest.raises(DataError, match=message):
-        class_names.listed(str(tmp_path / "labels.txt"), "data.source")
 
 
 def test_a_labels_file_is_relative_to_the_pipeline_and_part_of_the_digest(tmp_path: Path) -> None:
@@ -75,12 +33,6 @@ def test_a_labels_file_is_relative_to_the_pipeline_and_part_of_the_digest(tmp_pa
     labels.write_text("0 cat\n1 dog\n")
     assert source.fingerprint() not in seen
     assert ImageFolder(path=str(tmp_path / "photos"), classes=("dog", "cat")).fingerprint() not in seen
-
-
-def test_a_list_is_part_of_the_digest(tmp_path: Path) -> None:
-    flat(tmp_path)
-    one, other = (ImageFolder(path=str(tmp_path), classes=names) for names in (("cat", "dog"), ("dog", "cat")))
-    assert one.fingerprint() != other.fingerprint()
 
 
 def test_names_for_arrays(tmp_path: Path) -> None:
@@ -117,13 +69,6 @@ def test_a_folder_that_is_not_in_the_list(tmp_path: Path) -> None:
     image(tmp_path / "aog" / "1.png")
     with pytest.raises(DataError, match=r"aog/1\.png: unknown class 'aog'; allowed: cat, dog; did you mean 'dog'\?"):
         ImageFolder(path=str(tmp_path), classes=("cat", "dog")).load()
-
-
-def pipeline(folder: Path, source: dict[str, Any], model: str = "") -> Path:
-    path = folder / "pipeline.yaml"
-    head = HEAD.replace("builder: digits_cnn", f"file: {model}") if model else HEAD
-    path.write_text(head + "data:\n  source: " + json.dumps(source))
-    return path
 
 
 @pytest.mark.parametrize("empty_folder", [False, True])
@@ -202,21 +147,16 @@ def test_a_labels_file_beside_the_model(tmp_path: Path, capsys: pytest.CaptureFi
     flat(tmp_path / "photos")
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "keras_model.h5").write_bytes(b"")
-    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, "export/keras_model.h5")
+    model = "{file: export/keras_model.h5}"
+    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, model)
     assert read_names(path) == ("cat", "dog")
     (tmp_path / "export" / "labels.txt").write_text("0 dog\n1 cat\n")
     assert read_names(path) == ("dog", "cat")
-    listed = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["cat", "dog"]}}, "export/keras_model.h5")
+    listed = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["cat", "dog"]}}, model)
     assert read_names(listed) == ("cat", "dog")
-    unlabelled = pipeline(tmp_path, {"folder": {"path": "photos", "labels": "none"}}, "export/keras_model.h5")
+    unlabelled = pipeline(tmp_path, {"folder": {"path": "photos", "labels": "none"}}, model)
     assert read_names(unlabelled) == ()
 
 
 def read_names(path: Path) -> tuple[str, ...]:
     return load(path).data.class_names
-
-
-def test_the_names_of_a_dataset(tmp_path: Path) -> None:
-    data = Dataset(ImageFolder(path=str(flat(tmp_path)), classes=("dog", "cat", "bird")), Preprocessing([]), None)
-    assert data.class_names == ("dog", "cat", "bird")
-    assert np.bincount(data.labels("train"), minlength=3)[2] == 0

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data.dataset import Dataset, Splitting, spread, stratified
+from compress.data.dataset import Dataset, Splitting
 from compress.data.source import Samples, Source
 from compress.data.sources import Digits, ImageFolder, Npz
+from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS
 from deploy.contract.preprocessing import Preprocessing
 
@@ -249,3 +250,20 @@ def test_digest_of_a_folder(tmp_path: Path) -> None:
     changed()
     (root / "test" / "dog" / "2.png").rename(root / "train" / "dog" / "2.png")
     changed()
+
+
+# --- samples in two splits ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flat", "values"), [(False, 64), (True, 64), (False, 9)])
+def test_samples_in_two_splits_are_a_warning(flat: bool, values: int) -> None:
+    """Samples of one value, or of few values, show too little."""
+    random = np.random.default_rng(0)
+    x = np.zeros((40, values)) if flat else random.random((40, values))
+    y = np.arange(40) % 2
+    others = random.random((6, values)), y[:6]
+    data = Dataset.from_arrays((x, y), others, (np.concatenate([x[4:6], others[0][2:] + 1]), y[:6]), class_names="ab")
+    for split in SPLITS:
+        data.inputs(split)
+    expected = "2 of 6 test samples are also in the training or validation split, for example sample 46: the measured"
+    assert [warning.startswith(expected) for warning in data.warnings] == [True] * (values == 64 and not flat)

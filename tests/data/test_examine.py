@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from pictures import flat, image
+from pictures import flat, image, pipeline
 from PIL import Image
 
 from compress.core.errors import DataError
@@ -25,19 +25,16 @@ from compress.pipeline.store import Store
 from compress.surface.cli.main import main
 from deploy.contract.preprocessing import Preprocessing
 
-HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 
-
-def pipeline(folder: Path, **settings: Any) -> Path:
+def photos(folder: Path, **settings: Any) -> Path:
+    """Write two classes of 12 photos, and a pipeline file."""
     flat(folder / "images", 12)
-    path = folder / "pipeline.yaml"
-    path.write_text(HEAD + "data:\n  source: " + json.dumps({"folder": {"path": "images", **settings}}))
-    return path
+    return pipeline(folder, {"folder": {"path": "images", **settings}})
 
 
 @pytest.mark.essential
 def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", str(pipeline(tmp_path)), "--json"]) == 0
+    assert main(["data", str(photos(tmp_path)), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["source"] == "folder"
     assert summary["classes"] == ["cat", "dog"]
@@ -50,17 +47,17 @@ def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pipeline(tmp_path)
+    path = photos(tmp_path)
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
     assert main(["data", str(path)]) == 3  # a run would refuse this data
     output = capsys.readouterr().out
     assert "1 samples cannot be read, and are not counted" in output
     assert "cat/5.png: is not a readable image" in output
-    assert main(["data", str(pipeline(tmp_path / "again", corrupt="skip"))]) == 0
+    assert main(["data", str(photos(tmp_path / "again", corrupt="skip"))]) == 0
 
 
 def test_a_run_lists_all_corrupt_files_of_all_splits_before_tensorflow_starts(tmp_path: Path) -> None:
-    path = pipeline(tmp_path)
+    path = photos(tmp_path)
     text = path.read_text() + "\n  preprocess: [{resize: {size: [32, 32]}}]"
     bad = [f"{kind}/{index}.png" for kind in ("cat", "dog") for index in range(1, 12)]
     for name in bad:
@@ -112,7 +109,7 @@ def gradient(path: Path, first: int) -> Path:
 
 
 def test_identical_photos_in_two_classes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pipeline(tmp_path)
+    path = photos(tmp_path)
     shutil.rmtree(tmp_path / "images")
     for number, kind in enumerate(("cat", "dog")):
         for index in range(12):
@@ -131,9 +128,7 @@ def test_identical_photos_in_two_classes_are_named(tmp_path: Path, capsys: pytes
 
 def arrays(folder: Path, x: np.ndarray, steps: str = "") -> Path:
     np.savez(folder / "d.npz", x=x, y=np.arange(len(x)) % 3)
-    path = folder / "pipeline.yaml"
-    path.write_text(HEAD + f"data: {{source: {{npz: {{file: d.npz}}}}, preprocess: [{steps}]}}")
-    return path
+    return pipeline(folder, {"npz": {"file": "d.npz"}}, more=f"  preprocess: [{steps}]\n")
 
 
 def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +158,7 @@ def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pipeline(tmp_path)
+    path = photos(tmp_path)
     image(tmp_path / "images" / "cat" / "5.png", (5, 4))
     assert main(["data", str(path)]) == 3
     pattern = (
@@ -175,7 +170,7 @@ def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pipeline(tmp_path)
+    path = photos(tmp_path)
     flat(tmp_path / "images" / "train", 12)
     for kind in ("cat", "dog"):
         shutil.rmtree(tmp_path / "images" / kind)
@@ -190,7 +185,7 @@ def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_manifest_is_written_and_then_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pipeline(tmp_path, manifest="sums.toml")
+    path = photos(tmp_path, manifest="sums.toml")
     assert main(["data", str(path), "--write-manifest", str(tmp_path / "sums.toml")]) == 0
     assert "checksums of 24 files" in capsys.readouterr().out
     assert '"images/dog/7.png" = "' in (tmp_path / "sums.toml").read_text()
@@ -198,8 +193,8 @@ def test_a_manifest_is_written_and_then_holds(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "images" / "dog" / "7.png").write_bytes(b"other")
     assert main([str(path), "--dry-run", "--out", str(tmp_path / "runs")]) == 3
     assert "1 changed: images/dog/7.png" in capsys.readouterr().err
-    (tmp_path / "p.yaml").write_text(HEAD + "data: {source: digits}")
-    assert main(["data", str(tmp_path / "p.yaml"), "--write-manifest", str(tmp_path / "x")]) == 3
+    digits = pipeline(tmp_path, {"digits": {}})
+    assert main(["data", str(digits), "--write-manifest", str(tmp_path / "x")]) == 3
     assert "does not come from files" in capsys.readouterr().err
 
 

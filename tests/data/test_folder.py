@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-import tarfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from paths import ROOT
 from pictures import divided, flat, image
-from PIL import Image
-from pydantic import ValidationError
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
@@ -154,31 +148,6 @@ def test_a_folder_for_the_names_of_classes(tmp_path: Path) -> None:
     assert (samples.class_names, samples.notes) == (("dog", "cat"), ())
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "CMYK"])
-def test_colours(tmp_path: Path, mode: str) -> None:
-    suffix = "jpg" if mode == "CMYK" else "png"
-    for kind in ("cat", "dog"):
-        for index in range(2):
-            Image.new(mode, (6, 4)).save(image(tmp_path / kind / f"{index}.{suffix}"))
-    colour, grey = ImageFolder(path=str(tmp_path)).load(), ImageFolder(path=str(tmp_path), channels=1).load()
-    assert colour.read(0).shape == (4, 6, 3)
-    assert grey.read(0).shape == (4, 6, 1)
-    assert colour.read(0).dtype == grey.read(0).dtype == np.uint8
-
-
-def test_grey_is_the_weighted_mean_of_the_colours(tmp_path: Path) -> None:
-    image(tmp_path / "a" / "1.png", value=200)
-    image(tmp_path / "b" / "1.png")
-    grey = ImageFolder(path=str(tmp_path), channels=1).load().read(0)
-    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100)) <= 1
-
-
-@pytest.mark.parametrize("channels", [0, 2, 4, 1.5, "3", None])
-def test_channels_are_one_or_three(channels: Any) -> None:
-    with pytest.raises(ValidationError):
-        ImageFolder(path="x", channels=channels)
-
-
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name in ("absent", "file", "a\0b"):
@@ -244,28 +213,6 @@ def test_a_corrupt_image_is_named(tmp_path: Path, suffix: str) -> None:
             everything(dataset(ImageFolder(path=str(tmp_path))))
 
 
-def test_damaged_images(tmp_path: Path) -> None:
-    """Images with randomly changed bytes are decoded, or refused with a DataError."""
-    random = np.random.default_rng(0)
-    picture = Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8))
-    for suffix in ("png", "jpg", "bmp", "webp"):
-        path = tmp_path / f"x.{suffix}"
-        picture.save(path)
-        content = path.read_bytes()
-        refused = 0
-        for _ in range(300):
-            changed = bytearray(content)
-            for place in random.integers(0, min(len(content), 120), 3):
-                changed[place] = random.integers(256)
-            path.write_bytes(changed)
-            try:
-                with warnings.catch_warnings(action="ignore"):  # as the data set does, around all its threads
-                    assert ImageFolder(path="x").decoded(path.read_bytes(), str(path)).ndim == 3
-            except DataError:
-                refused += 1
-        assert refused > 20
-
-
 def test_an_image_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat(tmp_path)
     monkeypatch.setattr(images, "MAX_PIXELS", 23)
@@ -273,44 +220,3 @@ def test_an_image_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyP
         dataset(ImageFolder(path=str(tmp_path))).inputs("test")
     monkeypatch.setattr(images, "MAX_PIXELS", 24)
     assert len(dataset(ImageFolder(path=str(tmp_path))).inputs("test")) == 4
-
-
-def test_images_of_different_sizes_need_a_resize(tmp_path: Path) -> None:
-    image(flat(tmp_path) / "cat" / "zz.png", (7, 4))
-    source = ImageFolder(path=str(tmp_path))
-    message = r"\.png: has shape \[4, ., 3\] after preprocessing, others have \[4, ., 3\]; put a resize step into data"
-    with pytest.raises(DataError, match=message):
-        everything(dataset(source))
-    assert {inputs.shape[1:] for inputs in everything(dataset(source, {"resize": {"size": [4, 4]}}))} == {(4, 4, 3)}
-
-
-# --- real photos ------------------------------------------------------------------------
-
-
-def test_grocery_photos(tmp_path: Path) -> None:
-    """5,421 photos of goods. In the archive, labels.csv has the labels; here, the folders are the labels."""
-    path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "grocery96.tar"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
-    with tarfile.open(path) as packed:
-        packed.extractall(tmp_path, filter="data")
-    with pytest.raises(
-        DataError, match=r"labels\.csv: several columns may be the label: fine_id, coarse_id; name the columns: `labels"
-    ):
-        ImageFolder(path=str(tmp_path)).load()
-    with (tmp_path / "labels.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    for row in rows:
-        photo = tmp_path / row["file"]
-        (photo.parent / f"{int(row['coarse_id']):02d}").mkdir(exist_ok=True)
-        photo.rename(photo.parent / f"{int(row['coarse_id']):02d}" / photo.name)
-    samples = ImageFolder(path=str(tmp_path)).load()
-    counts = {split: len(indices) for split, indices in samples.splits.items()}
-    assert counts == {"train": 2640, "validation": 296, "test": 2485}
-    assert samples.class_names == tuple(f"{index:02d}" for index in range(43))
-    expected = {row["file"].replace("/", f"/{int(row['coarse_id']):02d}/", 1): int(row["coarse_id"]) for row in rows}
-    actual = {str(Path(samples.describe(i)).relative_to(tmp_path)): label for i, label in enumerate(samples.labels)}
-    assert actual == expected
-    inputs = dataset(ImageFolder(path=str(tmp_path)), {"resize": {"size": [32, 32]}}).inputs("validation")
-    assert inputs.shape == (296, 32, 32, 3)
-    assert inputs.std() > 30

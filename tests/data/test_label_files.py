@@ -71,6 +71,9 @@ def test_names_that_the_forms_leave_as_they_are() -> None:
     assert read("tench, Tinca tinca\ngoldfish\n", "l.csv").listed(2) == ("tench, Tinca tinca", "goldfish")
     assert read("100 meter dash\n200 meter dash\n").listed(2) == ("100 meter dash", "200 meter dash")
     assert read("Pâté\nBŒUF\n".encode("cp1252")).listed(2) == ("Pâté", "BŒUF")
+    assert read("0 golden retriever\n1 cat, black").unique() == ("golden retriever", "cat, black")
+    assert read("dog\ncat\n0 \n").unique() == ("dog", "cat", "0")
+    assert read("0 cat\n2 dog\n").unique() == ("cat", "1", "dog")
 
 
 def test_two_classes_of_one_name_as_in_the_labels_of_imagenet() -> None:
@@ -131,7 +134,7 @@ def test_a_background_is_named_in_the_message() -> None:
         (b"item { name: 'cat' }", "l.pbtxt", "an item has no id"),
         (b"index,name\nzero,cat\n", "l.csv", "'zero' is not a class index"),
         (b'a,"b\n', "l.csv", "not a readable CSV file"),
-        (b"x" * 300, "l.txt", "line 1: has a label of 300 letters"),
+        (b"cat\n" + b"x" * 300, "l.txt", "line 2: has a label of 300 letters"),
     ],
 )
 def test_what_is_no_label_file(content: bytes, name: str, message: str) -> None:

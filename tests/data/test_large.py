@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from blobs import Silence
 from pictures import flat
-from PIL import Image
 
 from compress.core.errors import DataError, StoreError
-from compress.data import dataset, prefetching
+from compress.data import dataset, prefetching, rows
 from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import ImageFolder
@@ -73,18 +72,18 @@ def test_what_was_decoded_is_used_again(tmp_path: Path, store: Store, monkeypatc
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     data = opened(ImageFolder(path=str(flat(tmp_path / "images", 40))), store)
-    put = prefetching.Rows.put
+    put = rows.Rows.put
 
     def interrupted(self: Any, index: int, sample: Any) -> None:
         if index == 17:
             raise KeyboardInterrupt
         put(self, index, sample)
 
-    monkeypatch.setattr(prefetching.Rows, "put", interrupted)
+    monkeypatch.setattr(rows.Rows, "put", interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.inputs("train")
     assert not list(store.folder.rglob("*.npy"))
-    monkeypatch.setattr(prefetching.Rows, "put", put)
+    monkeypatch.setattr(rows.Rows, "put", put)
     assert len(data.inputs("train")) == 58
 
 
@@ -94,7 +93,7 @@ def test_a_full_disk(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPat
     def full(self: Any, index: int, sample: Any) -> None:
         raise OSError(28, "No space left on device", "x.npy")
 
-    monkeypatch.setattr(prefetching.Rows, "put", full)
+    monkeypatch.setattr(rows.Rows, "put", full)
     with pytest.raises(StoreError, match="decoded samples cannot be kept: the disk is full"):
         data.inputs("train")
 
@@ -191,18 +190,3 @@ def test_corrupt_samples_are_left_out_when_asked(store: Store, kept: bool, monke
     if kept:
         monkeypatch.setattr(dataset, "corrupt", None)  # corrupt samples are not searched for again
         assert opened(source, store).corrupt == data.corrupt
-
-
-def test_images_that_are_left_out(tmp_path: Path) -> None:
-    root = flat(tmp_path / "images", 12)
-    (root / "cat" / "3.png").write_bytes(b"no image")
-    Image.new("RGB", (6, 4)).save(root / "dog" / "x.png")
-    (root / "dog" / "x.png").write_bytes((root / "dog" / "x.png").read_bytes()[:50])
-    data = opened(ImageFolder(path=str(root), corrupt="skip"), None)
-    summary = data.summary()
-    assert sum(summary["samples"].values()) == 23
-    assert summary["corrupt"]["count"] == 2
-    assert "3.png: is not a readable image" in summary["corrupt"]["first"][0]
-    refused = opened(ImageFolder(path=str(root)), None)
-    with pytest.raises(DataError, match="is not a readable image"):
-        [refused.inputs(split) for split in ("train", "validation", "test")]

@@ -1,10 +1,8 @@
-"""The digits and .npz files: their content, and error messages about invalid data."""
+"""The digits, and what all sources have: paths, and what a device must know to decode files."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,16 @@ from PIL import Image
 
 from compress.core.errors import DataError
 from compress.data import files
-from compress.data.dataset import SOURCES, Dataset
+from compress.data.dataset import Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, ImageFolder, Npz, TfRecord, Voc, Wav
 from compress.data.sources.tfrecord import TensorFeature
 from deploy.contract.decoding import parsed
 from deploy.contract.preprocessing import Preprocessing
 
-X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)
-Y = np.arange(30) % 3
-SPLITS = np.array(["train"] * 18 + ["validation"] * 6 + ["test"] * 6)
-
 
 def dataset(source: Any, *steps: Any) -> Dataset:
     return Dataset(source, Preprocessing(list(steps)), None)
-
-
-def test_the_sources_there_are() -> None:
-    known = ["digits", "npz", "npy", "folder", "csv", "wav", "tfrecord", "function", "voc", "coco"]
-    known += ["yolo", "masks", "random", "text"]
-    assert list(SOURCES) == known
 
 
 # --- digits -----------------------------------------------------------------------------
@@ -100,230 +88,13 @@ def test_what_a_device_must_know_to_decode_files(source: Source, decoding: dict[
     assert parsed(decoding)._asdict().items() >= decoding.items()
 
 
-# --- npz --------------------------------------------------------------------------------
-
-
-def npz(folder: Path, settings: dict[str, Any] | None = None, **arrays: Any) -> Npz:
-    arrays = {"x": X, "y": Y} | arrays
-    np.savez(folder / "data.npz", **{name: array for name, array in arrays.items() if array is not None})
-    return Npz(file=str(folder / "data.npz"), **settings or {})
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("shape", [(30, 4, 5), (30, 4, 5, 1), (30, 4, 5, 3)])
-def test_npz(tmp_path: Path, save: Any, shape: tuple[int, ...]) -> None:
-    x = np.random.default_rng(0).random(shape)
-    save(tmp_path / "data.npz", x=x, y=Y)
-    samples = Npz(file=str(tmp_path / "data.npz")).load()
-    assert samples.class_names == ("0", "1", "2")
-    assert samples.labels.dtype == np.int64
-    np.testing.assert_array_equal(samples.labels, Y)
-    np.testing.assert_array_equal(samples.read(7), x[7])
-    assert samples.splits == {}
-    assert dataset(Npz(file=str(tmp_path / "data.npz"))).inputs("train").shape[1:] == (4, 5, *(shape[3:] or (1,)))
-
-
-def test_npz_arrays_of_other_names(tmp_path: Path) -> None:
-    source = npz(tmp_path, {"x": "images", "y": "targets"}, x=None, y=None, images=X, targets=Y[::-1])
-    np.testing.assert_array_equal(source.load().labels, Y[::-1])
-
-
-def test_npz_with_its_own_split(tmp_path: Path) -> None:
-    data = dataset(npz(tmp_path, {"split": "of"}, of=SPLITS))
-    assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [18, 6, 6]
-    np.testing.assert_array_equal(data.inputs("test")[..., 0], X[24:])
-
-
-def test_npz_two_words_for_one_split(tmp_path: Path) -> None:
-    names = np.array(["train"] * 18 + ["val", "valid", "validation"] * 2 + ["test"] * 6)
-    assert len(dataset(npz(tmp_path, {"split": "of"}, of=names)).labels("validation")) == 6
-
-
-def test_npz_without_a_validation_split(tmp_path: Path) -> None:
-    data = dataset(npz(tmp_path, {"split": "of"}, of=np.array(["train"] * 24 + ["test"] * 6)))
-    np.testing.assert_array_equal(data.inputs("test")[..., 0], X[24:])
-    assert len(data.labels("train")) + len(data.labels("validation")) == 24
-
-
-def test_npz_names_as_labels(tmp_path: Path) -> None:
-    names = np.array(["tea", "coffee", "water"])[Y]
-    samples = npz(tmp_path, y=names).load()
-    assert samples.class_names == ("coffee", "tea", "water")
-    np.testing.assert_array_equal(np.array(samples.class_names)[samples.labels], names)
-    ordered = npz(tmp_path, {"classes": ("water", "tea", "coffee", "milk")}, y=names).load()
-    assert ordered.class_names == ("water", "tea", "coffee", "milk")
-    np.testing.assert_array_equal(np.array(ordered.class_names)[ordered.labels], names)
-
-
-def test_npz_names_for_numbers(tmp_path: Path) -> None:
-    samples = npz(tmp_path, {"classes": ("a", "b", "c", "d")}).load()
-    assert samples.class_names == ("a", "b", "c", "d")
-    np.testing.assert_array_equal(samples.labels, Y)
-
-
-NAN = X.astype(np.float32)
-NAN[24, 1, 2] = np.nan
-BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("no x", {}, {"x": None}, "has no array 'x'; allowed: y; name the arrays"),
-    ("no y", {}, {"y": None}, "has no array 'y'; allowed: x"),
-    ("no arrays", {}, {"x": None, "y": None}, "none: it is empty"),
-    ("no split", {"split": "of"}, {}, "has no array 'of'; allowed: x, y"),
-    ("text samples", {}, {"x": np.full((30, 4, 5), "a")}, "array 'x' is <U1"),
-    ("complex samples", {}, {"x": X * 1j}, "array 'x' is complex128"),
-    ("flat samples", {}, {"x": X.reshape(30, 20)}, "sample 0: resize takes an image"),
-    ("5-D samples", {}, {"x": X[..., None, None]}, r"array 'x' is uint8 \[30, 4, 5, 1, 1\]"),
-    ("scalar samples", {}, {"x": np.float32(1)}, "array 'x' is float32"),
-    ("structured samples", {}, {"x": np.zeros((30, 4, 5), [("a", "f4")])}, "array 'x' is"),
-    ("fewer labels", {}, {"y": Y[:29]}, r"array 'y' is int64 \[29\]; allowed: .* each of the 30 samples"),
-    ("fewer arrays", {}, {"y": Y[:29, None]}, r"array 'y' is int64 \[29, 1\]"),
-    ("float labels", {}, {"y": Y / 2}, "array 'y' is float64"),
-    ("bool labels", {}, {"y": Y > 0}, "array 'y' is bool"),
-    ("the same array", {"y": "x"}, {}, "the array 'x' cannot be both samples and labels"),
-    ("object samples", {}, {"x": np.array([{}] * 30, object)}, "not a usable .npz file: Object arrays cannot"),
-    ("object labels", {}, {"y": np.array([{}] * 30, object)}, "not a usable .npz file: Object arrays cannot"),
-    ("object split", {"split": "of"}, {"of": SPLITS.astype(object)}, "not a usable .npz file: Object arrays cannot"),
-    ("negative labels", {}, {"y": Y - 1}, "label -1 of sample 0 is out of range; allowed: 0 to 1"),
-    ("only negative labels", {}, {"y": Y - 10}, "label -10 of sample 0 is out of range; allowed: class indices from 0"),
-    (
-        "labels beyond classes",
-        {"classes": ("a", "b")},
-        {},
-        r"y\[2\]: the label 2 is out .*: 0 to 1 \(2 classes: a, b\)",
-    ),
-    ("names beyond them", {"classes": ("a", "b")}, {"y": np.array(["a", "b", "c"])[Y]}, "unknown class 'c'; allowed"),
-    ("huge labels", {}, {"y": Y + 10**9}, "label 1000000002 is out of range"),
-    ("unsigned labels", {}, {"y": Y.astype(np.uint64) + 2**63}, "label 9223372036854775810 is out of range"),
-    ("classes of one name", {"classes": ("a", "b", "a")}, {}, r"npz.classes\[2\]: lists the class 'a' twice"),
-    ("one class", {}, {"y": Y * 0}, "there are 1 classes; a classifier needs two or more"),
-    ("no samples", {}, {"x": X[:0], "y": Y[:0]}, "contains no samples"),
-    ("too few samples", {}, {"x": X[:2], "y": Y[:2]}, "the validation split is empty: 2 samples are too few"),
-    ("no height", {}, {"x": X[:, :0]}, "sample 0: a sample must be numbers"),
-    ("NaN", {"split": "of"}, {"x": NAN, "of": SPLITS}, "sample 24: has values that are NaN or infinite"),
-    ("infinity", {}, {"x": np.full((30, 4, 5), -np.inf)}, "sample .*: has values that are NaN or infinite"),
-    ("beyond float32", {}, {"x": np.full((30, 4, 5), 1e300)}, "sample .*: has values that are NaN or infinite"),
-    ("short split", {"split": "of"}, {"of": SPLITS[:29]}, "array 'of' is <U10 .29.; allowed: the name"),
-    ("long split", {"split": "of"}, {"of": np.tile(SPLITS, 2)}, "array 'of' is <U10 .60."),
-    ("2-D split", {"split": "of"}, {"of": SPLITS[None]}, "array 'of' is <U10"),
-    ("split of numbers", {"split": "of"}, {"of": Y}, "array 'of' is int64"),
-    ("unknown split", {"split": "of"}, {"of": np.full(30, "odd")}, "unknown split 'odd'; allowed: train, val"),
-    ("no train split", {"split": "of"}, {"of": np.array(["val", "test"] * 15)}, "has no train split"),
-    ("only a test split", {"split": "of"}, {"of": np.full(30, "test")}, "has no train split, only test"),
-    ("only a validation split", {"split": "of"}, {"of": np.full(30, "val")}, "has no train split, only validation"),
-]
-
-
-@pytest.mark.parametrize(("settings", "arrays", "message"), [case[1:] for case in BAD_NPZ], ids=[c[0] for c in BAD_NPZ])
-def test_bad_npz(tmp_path: Path, settings: dict[str, Any], arrays: dict[str, Any], message: str) -> None:
-    data = dataset(npz(tmp_path, settings, **arrays), {"resize": {"size": [8, 8]}})
-    with pytest.raises(DataError, match=message):
-        [data.inputs(split) for split in ("train", "validation", "test")]
-
-
-@pytest.mark.parametrize("path", ["absent.npz", ".", "a\0b.npz", "file/inside.npz"])
-def test_npz_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_bytes(b"")
-    with pytest.raises(DataError, match=r"cannot be read: .*; check data\.source"):
-        Npz(file=path).fingerprint()
-    with pytest.raises(DataError):
-        Npz(file=path).load()
-
-
-def archive(**members: bytes) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as packed:
-        for name, content in members.items():
-            packed.writestr(name.replace("_", "."), content)
-    return stream.getvalue()
-
-
-def header(count: int) -> bytes:
-    """Return the .npy header of an array of `count` bytes."""
-    stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (count,)})
-    return stream.getvalue()
-
-
-def array(values: Any, **changes: bytes) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, values)
-    content = stream.getvalue()
-    for old, new in changes.items():
-        assert old.encode() in content
-        content = content.replace(old.encode(), new)
-    return content
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"not a zip",
-        array(X),
-        archive(x=b"bytes", y=b"bytes"),
-        archive(x_npy=b"", y_npy=b""),
-        archive(x_npy=array(X)[:-5], y_npy=array(Y)),
-        archive(x_npy=array(X, descr=b"desc\\"), y_npy=array(Y)),
-        archive(x_npy=array(X, shape=b"sha(e"), y_npy=array(Y)),
-        archive(x_npy=array(X, **{" 'shape'": b"b'shape'"}), y_npy=array(Y)),
-        archive(x_npy=array(X, **{"|u1": b",u1"}), y_npy=array(Y)),
-        archive(x_npy=header(2**50), y_npy=array(Y)),
-        archive(x_npy=array(X, u1=b"\0\0"), y_npy=array(Y)),
-        archive(x_npy=array(X, **{"False": b"'''  "}), y_npy=array(Y)),
-        archive(x_npy=array(X, **{"(30, 4, 5)": b"(9**9999,)"}), y_npy=array(Y)),
-    ],
-    ids=range(14),
-)
-def test_a_file_that_is_no_npz(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "data.npz"
-    path.write_bytes(content)
-    with pytest.raises(DataError):
-        Npz(file=str(path)).load()
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_damaged_npz(tmp_path: Path, save: Any) -> None:
-    """A file that is cut short is refused with a DataError; one with changed bytes is loaded, or refused likewise."""
-    path = tmp_path / "data.npz"
-    save(path, x=X, y=Y)
-    content = path.read_bytes()
-    random = np.random.default_rng(0)
-    for length in range(0, len(content), 7):
-        path.write_bytes(content[:length])
-        with pytest.raises(DataError):
-            Npz(file=str(path)).load()
-    refused = 0
-    directory = content.index(b"PK\1\2")
-    for attempt in range(1500):
-        changed = bytearray(content)
-        for _ in range(1 + attempt % 3):
-            low = directory if attempt % 2 else 0
-            changed[random.integers(low, len(content))] = random.integers(256)
-        path.write_bytes(changed)
-        try:
-            Npz(file=str(path)).load()
-        except DataError:
-            refused += 1
-    assert 300 < refused < 1500
-
-
-def test_a_file_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = npz(tmp_path)
-    monkeypatch.setattr(files, "MAX_UNPACKED", 500)
-    with pytest.raises(DataError, match=r"unpacks to [\d,]+ bytes; allowed: 500"):
-        source.load()
-
-
 def test_relative_paths_are_beside_the_pipeline_file(tmp_path: Path) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "images" / kind).mkdir(parents=True)
         Image.new("L", (2, 2)).save(tmp_path / "images" / kind / "1.png")
     assert len(ImageFolder(path="images").with_paths_from(tmp_path).load().labels) == 2
-    npz(tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.zeros((30, 4, 5)), y=np.arange(30) % 3)
     assert len(Npz(file="data.npz").with_paths_from(tmp_path).load().labels) == 30
-    assert Npz(file=str(tmp_path / "data.npz")).with_paths_from(Path("/elsewhere")).load().class_names == (
-        "0",
-        "1",
-        "2",
-    )
+    absolute = Npz(file=str(tmp_path / "data.npz")).with_paths_from(Path("/elsewhere"))
+    assert absolute.load().class_names == ("0", "1", "2")
     assert Digits().with_paths_from(tmp_path) == Digits()

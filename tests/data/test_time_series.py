@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paths import ROOT
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
@@ -78,12 +76,6 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     files = [{start // 100 for start in starts(data, split)} for split in ("train", "validation", "test")]
     assert sum(map(len, files)) == 6  # no file is in two splits
     assert set.union(*files) == set(range(6))
-
-
-def test_whole_numbers_with_a_point_in_a_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 48, labels=[f"{row // 4}.0" for row in range(48)])
-    samples = source(path, label_column="activity").load()
-    assert (samples.class_names[10], samples.labels.tolist()) == ("10", list(range(12)))
 
 
 def test_files_that_are_no_series_are_counted(tmp_path: Path) -> None:
@@ -204,12 +196,6 @@ def test_one_file_for_each_class_is_divided_by_time(tmp_path: Path) -> None:
         few.labels("test")
 
 
-def test_through_a_dataset(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 400, labels=(["walk"] * 20 + ["run"] * 20) * 10)
-    data = Dataset(source(path, label_column="activity", divide="time"), Preprocessing([]), None)
-    assert data.inputs("train").shape[1:3] == (4, 2)
-
-
 BAD: dict[str, tuple[bytes, str]] = {
     "no column": (b"time,ax\n1,2\n", "has no column 'ay'; allowed: time, ax"),
     "text": (b"ax,ay\n1,2\n3,x\n", "line 3: 'x' is not a finite number"),
@@ -248,20 +234,3 @@ def test_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write(tmp_path / "walk" / "a.csv", 11)
     with pytest.raises(DataError, match="has more than 20 values"):
         source(tmp_path).load()
-
-
-def test_temperatures(tmp_path: Path) -> None:
-    """A machine's temperature over months, every five minutes. Windows near failures are a separate class."""
-    path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "nab_temperature.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
-    with np.load(path) as arrays:
-        rows = zip(arrays["machine_value"], arrays["machine_anomaly_window"], strict=True)
-        (tmp_path / "t.csv").write_text("value,anomaly\n" + "".join(f"{value},{label}\n" for value, label in rows))
-    series_source = Csv(
-        path=str(tmp_path / "t.csv"), columns=("value",), window=48, stride=12, label_column="anomaly", divide="time"
-    )
-    data = Dataset(series_source, Preprocessing([]), None)
-    counts = [np.bincount(data.labels(split), minlength=2).tolist() for split in ("train", "validation", "test")]
-    assert min(map(min, counts)) >= 5
-    assert 1700 < sum(map(sum, counts)) < 1900

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
-import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data_files import chunk, form, riff
-from paths import ROOT
 from scipy.signal import resample_poly
 
 from compress.core.errors import DataError
@@ -23,12 +20,9 @@ from deploy.contract.recording import decode_wav
 WAVEFORM = np.sin(np.arange(800) / 9) * 0.75
 
 
-def pcm(values: np.ndarray, bits: int) -> bytes:
-    """Return values from -1 to 1 as PCM with `bits` bits for each sample."""
-    if bits == 8:
-        return np.round(values * 127 + 128).astype(np.uint8).tobytes()
-    integers = np.round(values * (2 ** (bits - 1) - 1)).astype("<i4")
-    return integers.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes()
+def pcm(values: np.ndarray) -> bytes:
+    """Return values from -1 to 1 as PCM with 16 bits for each sample."""
+    return np.round(values * 32767).astype("<i2").tobytes()
 
 
 def source(folder: Path, content: bytes, **settings: Any) -> Wav:
@@ -41,62 +35,20 @@ def read(folder: Path, content: bytes, **settings: Any) -> np.ndarray:
     return source(folder, content, **settings).load().read(0)
 
 
-@pytest.mark.parametrize("bits", [8, 16, 24, 32])
-@pytest.mark.parametrize("extensible", [False, True])
-def test_pcm(tmp_path: Path, bits: int, extensible: bool) -> None:
-    head = form(bits=bits)
-    if extensible:
-        guid = struct.pack("<H", 1) + bytes.fromhex("000000001000800000aa00389b71")
-        more = struct.pack("<HHI", 22, bits, 0) + guid
-        head = chunk(b"fmt ", struct.pack("<HHIIHH", 0xFFFE, 1, 8000, 1000 * bits, bits // 8, bits) + more)
-    samples = read(tmp_path, riff(head, chunk(b"data", pcm(WAVEFORM, bits))))
-    assert samples.dtype == np.float32
-    assert samples.shape == (800,)
-    np.testing.assert_allclose(samples, WAVEFORM, atol=1.3 / 2 ** (bits - 1) + 1e-7)
-
-
-@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
-def test_float(tmp_path: Path, dtype: str) -> None:
-    content = riff(form(3, np.dtype(dtype).itemsize * 8), chunk(b"data", WAVEFORM.astype(dtype).tobytes()))
-    np.testing.assert_array_equal(read(tmp_path, content), WAVEFORM.astype(np.float32))
-
-
-def test_full_scale(tmp_path: Path) -> None:
-    values = np.array([-32768, 0, 32767], "<i2")
-    samples = read(tmp_path, riff(form(), chunk(b"data", values.tobytes())), seconds=3 / 8000)
-    np.testing.assert_array_equal(samples, np.float32([-1, 0, 32767 / 32768]))
-
-
 def test_channels(tmp_path: Path) -> None:
     both = np.stack([WAVEFORM, -WAVEFORM / 2], axis=1)
-    content = riff(form(channels=2), chunk(b"data", pcm(both, 16)))
+    content = riff(form(channels=2), chunk(b"data", pcm(both)))
     np.testing.assert_allclose(read(tmp_path, content), WAVEFORM / 4, atol=1e-4)
     np.testing.assert_allclose(read(tmp_path, content, channels="first"), WAVEFORM, atol=1e-4)
 
 
 def test_cut_and_filled_up(tmp_path: Path) -> None:
-    content = riff(form(), chunk(b"data", pcm(WAVEFORM, 16)))
+    content = riff(form(), chunk(b"data", pcm(WAVEFORM)))
     complete = read(tmp_path, content)
     np.testing.assert_array_equal(read(tmp_path, content, seconds=0.05), complete[:400])
     longer = read(tmp_path, content, seconds=0.2)
     np.testing.assert_array_equal(longer[:800], complete)
     np.testing.assert_array_equal(longer[800:], np.zeros(800))
-
-
-def test_other_chunks_are_passed_over(tmp_path: Path) -> None:
-    data = chunk(b"data", pcm(WAVEFORM, 16))
-    plain = read(tmp_path, riff(form(), data))
-    odd = riff(chunk(b"LIST", b"abc"), form(), chunk(b"fact", bytes(4)), data, chunk(b"LIST", b"end"))
-    np.testing.assert_array_equal(read(tmp_path, odd), plain)
-
-
-def test_as_written_by_python(tmp_path: Path) -> None:
-    with wave.open(str(tmp_path / "b.wav"), "wb") as stream:
-        stream.setnchannels(1)
-        stream.setsampwidth(2)
-        stream.setframerate(8000)
-        stream.writeframes(pcm(WAVEFORM, 16))
-    np.testing.assert_allclose(read(tmp_path, (tmp_path / "b.wav").read_bytes()), WAVEFORM, atol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [48_000, 44_100, 11_127, 8_000, 3])
@@ -127,7 +79,7 @@ def test_a_recording_without_a_frame(tmp_path: Path) -> None:
 
 def test_other_rates(tmp_path: Path) -> None:
     tone = np.sin(np.arange(4410) / 44_100 * 2 * np.pi * 500) * 0.5
-    content = riff(form(rate=44_100), chunk(b"data", pcm(tone, 16)))
+    content = riff(form(rate=44_100), chunk(b"data", pcm(tone)))
     with pytest.raises(DataError, match=r"a\.wav: has 44100 samples per second; allowed: 8000; set resample: true"):
         read(tmp_path, content)
     samples = read(tmp_path, content, resample=True)
@@ -135,7 +87,7 @@ def test_other_rates(tmp_path: Path) -> None:
     np.testing.assert_allclose(samples[50:-50], expected[50:-50], atol=0.01)
 
 
-DATA = chunk(b"data", pcm(WAVEFORM, 16))
+DATA = chunk(b"data", pcm(WAVEFORM))
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "does not begin with RIFF and WAVE"),
     "text": (b"this is no recording at all", "does not begin with RIFF"),
@@ -174,21 +126,6 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
         read(tmp_path, content, resample=True)
 
 
-def test_damaged_files(tmp_path: Path) -> None:
-    content = riff(form(), DATA)
-    random = np.random.default_rng(0)
-    refused = 0
-    for _ in range(500):
-        changed = bytearray(content)
-        for place in random.integers(0, 44, 2):
-            changed[place] = random.integers(256)
-        try:
-            assert read(tmp_path, bytes(changed), resample=True).shape == (800,)
-        except DataError:
-            refused += 1
-    assert 300 < refused < 500
-
-
 def test_labels_in_folders_and_in_a_table(tmp_path: Path) -> None:
     content = riff(form(), DATA)
     wav_source = source(tmp_path, content)
@@ -199,25 +136,3 @@ def test_labels_in_folders_and_in_a_table(tmp_path: Path) -> None:
     tabled = Wav(path=str(tmp_path), rate=8000, seconds=0.1, labels=Labels(table="labels.csv")).load()
     assert tabled.class_names == ("x", "y")
     np.testing.assert_array_equal(tabled.read(0), tabled.read(1))
-
-
-def test_spoken_digits(tmp_path: Path) -> None:
-    """Recordings of people that are written as WAV files are read back unchanged."""
-    path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "fsdd_8k.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
-    with np.load(path) as arrays:
-        audio, offsets, labels = arrays["audio"], arrays["offsets"], arrays["y"]
-    chosen = np.arange(0, 3000, 60)
-    for index in chosen:
-        folder = tmp_path / str(labels[index])
-        folder.mkdir(exist_ok=True)
-        values = audio[offsets[index] : offsets[index + 1]].astype("<i2")
-        (folder / f"{index:04d}.wav").write_bytes(riff(form(), chunk(b"data", values.tobytes())))
-    samples = Wav(path=str(tmp_path), rate=8000, seconds=0.5).load()
-    assert len(samples.labels) == 50
-    for place in range(50):
-        index = int(Path(samples.describe(place)).stem)
-        assert samples.class_names[samples.labels[place]] == str(labels[index])
-        spoken = audio[offsets[index] : offsets[index + 1]][:4000]
-        np.testing.assert_array_equal(samples.read(place)[: len(spoken)] * 32768, spoken)

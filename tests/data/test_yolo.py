@@ -12,9 +12,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from compress.core.errors import DataError
-from compress.core.progress import SilentProgress
 from compress.data.dataset import Dataset
-from compress.data.examine import examine
 from compress.data.sources.yolo import Yolo
 from deploy.contract.preprocessing import Preprocessing
 
@@ -208,10 +206,6 @@ def test_rows_that_are_no_labels_are_refused_with_their_line(tmp_path: Path, row
     assert str(tmp_path / "labels" / "train" / "a.txt") + ", line 2" in str(error.value)
 
 
-def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
-    assert objects(one(tmp_path, "0 0.5 0.5 1.02 1.01\n")) == [([0, 0, 1, 1], 0)]
-
-
 @pytest.mark.parametrize(
     ("described", "message"),
     [
@@ -365,10 +359,3 @@ def test_the_fingerprint_changes_with_class_names_and_lists(tmp_path: Path) -> N
         assert source.load().class_names == (names, "ring")
         fingerprints.append(source.fingerprint()["sha256"])
     assert len(set(fingerprints)) == 3
-
-
-def test_the_data_command_reads_them(tmp_path: Path) -> None:
-    as_yolo(tmp_path, {"train": 6, "val": 3, "test": 3})
-    report, refused = examine(Dataset(Yolo(folder=str(tmp_path)), Preprocessing([]), None), SilentProgress())
-    assert not refused
-    assert report["samples"] == {"train": 6, "validation": 3, "test": 3}

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from paths import ROOT
 
-from compress.data.dataset import SOURCES
+from compress.data.sources import SOURCES
 from compress.pipeline.schema import load
 
 TEXT = (ROOT / "docs" / "data.md").read_text()

@@ -18,7 +18,7 @@ from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED,
 from compress.core import resources
 from compress.core.artifact import Kind
 from compress.core.errors import CorallineError, ModelError, PipelineError, UntrustedError
-from compress.data.dataset import SOURCES
+from compress.data.sources import SOURCES
 from compress.model.tflite import graph
 from compress.pipeline.schema import Pipeline, load
 from compress.pipeline.stages.load import Build, LoadKeras, LoadTflite

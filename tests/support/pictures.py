@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -25,3 +27,11 @@ def divided(root: Path, names: tuple[str, ...] = ("train", "val", "test")) -> Pa
     for split in names:
         flat(root / split, 4)
     return root
+
+
+def pipeline(folder: Path, source: dict[str, Any], model: str = "{builder: digits_cnn}", more: str = "") -> Path:
+    """Write a pipeline file with this data source; `more` are other keys of `data`, each on a line with two blanks."""
+    path = folder / "pipeline.yaml"
+    head = f"schema_version: 1\nname: t\nmodel: {model}\nstages: [{{train: {{epochs: 1}}}}, quantize]\n"
+    path.write_text(f"{head}data:\n  source: {json.dumps(source)}\n{more}")
+    return path

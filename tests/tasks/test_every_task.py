@@ -95,6 +95,7 @@ class Case:
 
 CASES = [
     Case("classification", "one_sigmoid", lambda images, sizes: (sizes[:, 0] > 4).astype(int), 0.9),
+    Case("regression", "dense", lambda images, sizes: sizes.astype(np.float32), 0.6, ", targets: [height, width]"),
     Case("multi_label", "sigmoids", lambda images, sizes: (sizes > 4).astype(np.uint8), 0.9, ", classes: [high, wide]"),
     Case("segmentation", "pixels", lambda images, sizes: (images[..., 0] > 0.5).astype(np.uint8), 0.9, drawn=True),
     Case(
@@ -128,6 +129,9 @@ def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -
     assert record["comparison"]["measurements"][metric["change"]]["how"] == "measured"
     folder = tmp_path / "runs" / "any"
     assert metric["label"] in (folder / "report.md").read_text()
+    if case.task == "regression":
+        assert "<dt>2 targets</dt><dd>height · width</dd>" in (folder / "report.html").read_text()
+        assert "2 targets" in (folder / "report.md").read_text()
     assert (record["examples"] is not None) == case.drawn
     if case.drawn:
         _has_examples(record["examples"], folder)

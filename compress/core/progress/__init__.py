@@ -80,7 +80,6 @@ class SilentProgress:
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
         """Show nothing."""
-        del phase
         return nullcontext()
 
     def update(self, done: int, total: int, **metrics: float) -> None:

@@ -2,12 +2,11 @@
 
 from compress.data.source import Source
 from compress.data.sources.arrays import Npy, Npz
+from compress.data.sources.built_in import Digits, RandomSamples
 from compress.data.sources.coco import Coco
-from compress.data.sources.digits import Digits
 from compress.data.sources.images import ImageFolder
 from compress.data.sources.masks import Masks
 from compress.data.sources.python_function import PythonFunction
-from compress.data.sources.random_samples import RandomSamples
 from compress.data.sources.text import TextTable
 from compress.data.sources.tfrecord import TfRecord
 from compress.data.sources.time_series import Csv

@@ -24,6 +24,7 @@ from deploy.contract.image_geometry import NO_CLASS
 
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
 MAX_LABELS_BYTES = 4 << 30
+"""Labels are read into memory; chosen: masks of 16,000 photos of 512 x 512 pixels fit."""
 
 
 class ArraySource(Stored):
@@ -192,20 +193,13 @@ def _samples(
     classes: tuple[str, ...] | None,
     target_names: tuple[str, ...] | None,
 ) -> Samples:
-    """Return samples from arrays, checked against each other.
-
-    Args:
-        where: the file, for messages.
-        inputs: name and array of each input [n, ...].
-        labelling: name and array of the labels [n, ...]; None if there are none.
-        split: name and array of the split of each sample.
-        classes: the class names.
-        target_names: the names of the targets, for regression.
-    """
+    """Return samples from arrays that are checked against each other: the inputs [n, ...], the labels [n, ...] and the
+    split of each sample, with their names."""
     if labelling is not None and len(inputs) == 1:
         _refuse_swapped(where, inputs[0], labelling)
     for name, x in inputs:
-        _refuse_input(where, name, x, single=len(inputs) == 1)
+        if x.ndim not in ((2, 3, 4) if len(inputs) == 1 else range(1, 6)) or x.dtype.kind not in "uifb":
+            raise DataError(f"array {name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
     count = len(inputs[0][1])
     for name, x in inputs:
         if len(x) != count:
@@ -225,13 +219,7 @@ def _samples(
         if y.dtype.kind == "f":
             allowed += "; for regression, name the targets with `targets`"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
-
-    def location(index: int) -> str:
-        return f"{where}: {y_name}[{index}]"
-
-    named = y.dtype.kind == "U"
-    indexed = labels.named(y.tolist(), classes, location) if named else labels.numbered(y, classes, location)
-    return Samples(*indexed, read, splits)
+    return Samples(*labels.of_array(y, classes, lambda index: f"{where}: {y_name}[{index}]"), read, splits)
 
 
 def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tuple[str, NDArray[Any]]) -> None:
@@ -246,12 +234,6 @@ def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tu
             allowed=SHAPES,
             hint=f"set x: {y_name} and y: {x_name} in data.source",
         )
-
-
-def _refuse_input(where: str, name: str, x: NDArray[Any], *, single: bool) -> None:
-    ranks = (2, 3, 4) if single else range(1, 6)
-    if x.ndim not in ranks or x.dtype.kind not in "uifb":
-        raise DataError(f"array {name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
 
 
 def _reader(arrays: Sequence[NDArray[Any]]) -> Callable[[int], NDArray[Any]]:

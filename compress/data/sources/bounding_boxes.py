@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compress.core.errors import DataError, reason_of
 from compress.data import files
+from compress.data.labels import splits
 from compress.data.source import Samples
 from compress.data.sources.images import (
     FORMATS,
@@ -24,7 +25,7 @@ from compress.data.sources.images import (
     check_size,
     refuse_other_format,
 )
-from compress.data.types import SPLITS, Objects, Split
+from compress.data.types import Objects, Split
 from deploy.contract import pictures
 
 BEYOND = 1.0
@@ -41,15 +42,15 @@ class AnnotatedImage:
     """An image with the objects in its annotation.
 
     Attributes:
-        path: the image.
-        size: its width and height as the annotations have them; None where they do not.
-        boxes: (xmin, ymin, xmax, ymax) in pixels, with the location of each in its file.
-        keypoints: x, y and visibility of each point of each box, in the unit of the boxes; empty without keypoints.
-        is_relative: whether boxes are fractions of the image as it is decoded, as those of YOLO, not pixels.
+        path: the image file.
+        size: width and height in the annotations; None if the annotations have no size.
+        boxes: (xmin, ymin, xmax, ymax) in pixels, each with its location in the annotations.
         names: the class of each box.
-        split: the split that it belongs to, if the data says.
-        where: the file, and the place in it, for messages.
-        name: of the image, in the annotations.
+        split: the split of the image, if the data defines it.
+        where: the location of the image in the annotations, for messages.
+        name: the name of the image in the annotations.
+        keypoints: x, y and visibility of each point of each box, in the unit of the boxes; empty without keypoints.
+        is_relative: whether the boxes are fractions of the decoded image, as in YOLO's files, and not pixels.
     """
 
     path: Path
@@ -154,7 +155,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     """Refuse images that are missing, or annotated twice and so possibly in two splits.
 
     Raises:
-        DataError: one is not, or is.
+        DataError: an image is missing, or annotated twice.
     """
     known: dict[str, str] = {}
     for image in images:
@@ -172,7 +173,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     """Return images with their objects as samples.
 
     Raises:
-        DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
+        DataError: an image is missing, annotated twice, or of another size than annotated, or a box is invalid.
     """
     refuse_unfit(images)
     class_index = {name: index for index, name in enumerate(classes)}
@@ -183,30 +184,21 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     for image in images:
         frame = frame_of(image, settings.orientation)
         doubtful += [image.path] * frame.doubtful
-        boxes = _boxes(image.scaled(frame), frame)
-        labels = np.array([class_index[name] for name in image.names], np.int64)
-        objects.append(Objects(boxes, labels))
+        fractions = [relative(box, frame.size, where) for box, where in image.scaled(frame).boxes]
+        boxes = oriented(np.array(fractions, np.float32).reshape(-1, 4), frame.orientation)
+        objects.append(Objects(boxes, np.array([class_index[name] for name in image.names], np.int64)))
         sizes.append(frame.shown_size)
-    splits: dict[Split, NDArray[np.int64]] = {
-        split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
-    }
     return Samples(
         strata(objects, len(classes)),
         tuple(classes),
         lambda index: pixels(images[index].path, settings, observed),
-        {split: indices for split, indices in splits.items() if len(indices)},
+        splits(image.split for image in images),
         lambda index: str(images[index].path),
         notes=about_turned(doubtful),
         objects=tuple(objects),
         sizes=np.array(sizes, np.int64),
         observed=observed.notes,
     )
-
-
-def _boxes(image: AnnotatedImage, frame: Frame) -> NDArray[np.float32]:
-    """Return the boxes of an image as fractions of the decoded image: [k, 4] (ymin, xmin, ymax, xmax)."""
-    fractions = [relative(box, frame.size, where) for box, where in image.boxes]
-    return oriented(np.array(fractions, np.float32).reshape(-1, 4), frame.orientation)
 
 
 class Frame(NamedTuple):

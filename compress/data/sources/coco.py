@@ -23,6 +23,7 @@ from compress.data.sources.object_crops import KeypointCrops
 from compress.data.types import SPLITS, Split
 
 MAX_JSON_BYTES = 1 << 29
+"""Chosen: the largest file of COCO, instances_train2017.json, has about 450 MB."""
 Plain = dict[str, Any]
 
 
@@ -67,39 +68,19 @@ class Coco(DecodedImages, Stored):
         """Return the annotation files by split, and their images.
 
         Raises:
-            DataError: one is not there, or annotations cannot be read.
+            DataError: a file or an image does not exist, or annotations cannot be read.
         """
-        images = self._read()[1]
+        _, images, _ = self._read()
         bounding_boxes.refuse_unfit(images)
         annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
         return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
 
     def load(self) -> Samples:
         """Read the annotations; images are decoded when they are used."""
-        classes, images = self._read()
+        classes, images, points = self._read()
         if self.keypoints is not None:
-            return object_crops.samples(images, self._keypoint_names(), self, self.keypoints)
+            return object_crops.samples(images, points, self, self.keypoints)
         return bounding_boxes.samples(images, classes, self)
-
-    def _keypoint_names(self) -> list[str]:
-        """Return the names of the keypoints, which all categories with keypoints have in common."""
-        names: list[str] = []
-        for _, path in self._files():
-            for row, where in _rows(_content(path), "categories", path):
-                listed = row.get("keypoints")
-                if listed is None:
-                    continue
-                if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed) or not listed:
-                    raise DataError("keypoints is not a list of names", where=where, allowed="COCO's keypoints")
-                if names and listed != names:
-                    raise DataError(
-                        "has other keypoints than the category before", where=where, allowed=", ".join(names)
-                    )
-                names = listed
-        if not names:
-            what = "has no category with keypoints"
-            raise DataError(what, where=str(self.file or self.train), hint="use a file person_keypoints_*.json")
-        return names
 
     def _files(self) -> Iterator[tuple[Split | None, Path]]:
         if self.file is not None:
@@ -108,11 +89,12 @@ class Coco(DecodedImages, Stored):
             if getattr(self, split) is not None:
                 yield split, Path(getattr(self, split))
 
-    def _read(self) -> tuple[list[str], list[AnnotatedImage]]:
-        """Return the class names, and all images, file by file in the order of their ids."""
+    def _read(self) -> tuple[list[str], list[AnnotatedImage], list[str]]:
+        """Return the class names, all images, file by file in the order of their ids, and the names of the keypoints,
+        if they are asked for."""
         known: dict[int, str] | None = None
         images: list[AnnotatedImage] = []
-        count = len(self._keypoint_names()) if self.keypoints is not None else 0
+        points: list[str] = []
         for split, path in self._files():
             content = _content(path)
             categories = _categories(content, path)
@@ -120,10 +102,12 @@ class Coco(DecodedImages, Stored):
                 raise DataError("has other categories than the file before", where=str(path), allowed=str(known)[:200])
             known = categories
             folder = Path(self.images) if self.images else path.parent
-            images += _images(content, path, folder, categories, split, count)
+            if self.keypoints is not None:
+                points = _keypoint_names(content, path, points)
+            images += _images(content, path, folder, categories, split, len(points))
         if not images or not known:
             raise DataError("contains no images", where="data.source.coco", hint="check the file")
-        return [known[key] for key in sorted(known)], images
+        return [known[key] for key in sorted(known)], images, points
 
 
 def _content(path: Path) -> Plain:
@@ -178,6 +162,25 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
         categories[key] = name
         names.add(name)
     return dict(sorted(categories.items()))
+
+
+def _keypoint_names(content: Plain, path: Path, known: list[str]) -> list[str]:
+    """Return the names of the keypoints, which all categories with keypoints have in common with those of the files
+    before."""
+    names = known
+    for row, where in _rows(content, "categories", path):
+        listed = row.get("keypoints")
+        if listed is None:
+            continue
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed) or not listed:
+            raise DataError("keypoints is not a list of names", where=where, allowed="COCO's keypoints")
+        if names and listed != names:
+            raise DataError("has other keypoints than the category before", where=where, allowed=", ".join(names))
+        names = listed
+    if not names:
+        what = "has no category with keypoints"
+        raise DataError(what, where=str(path), hint="use a file person_keypoints_*.json")
+    return names
 
 
 def _images(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from compress.core.errors import DataError
 from compress.core.settings import Settings
 from compress.data.file_listing import LabelledFiles
+from compress.data.file_tree import Tree
 from compress.data.source import Samples
 from deploy.contract import pictures
 from deploy.contract.errors import ImageError
@@ -30,6 +31,7 @@ from deploy.contract.pictures import (
 )
 
 MAX_IMAGE_BYTES = 256 << 20
+"""Chosen: a BMP file of MAX_PIXELS has 192 MB."""
 JPEG = dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG")
 FORMATS = {".png": "PNG", **JPEG, ".bmp": "BMP", ".webp": "WEBP"}
 
@@ -135,13 +137,7 @@ class DecodedImages(Settings):
         return {"image_channels": self.channels, "orientation": self.orientation}
 
     def decoded(self, content: bytes, where: str, observed: Observed | None = None) -> NDArray[np.uint8]:
-        """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`).
-
-        Args:
-            content: the bytes of the file.
-            where: its path, for messages.
-            observed: the receiver of what is unusual about it.
-        """
+        """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`)."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -173,15 +169,12 @@ class ImageFolder(DecodedImages, LabelledFiles):
 
     def load(self) -> Samples:
         """Read labels from folders or a table; images are decoded when they are used."""
-        opened = self.open_files()
         observed = Observed()
 
-        def read(index: int) -> NDArray[Any]:
-            name = opened.listed[index].file
-            return self.decoded(opened.tree.read(name, MAX_IMAGE_BYTES), opened.tree.describe(name), observed)
+        def read(tree: Tree, name: str) -> NDArray[Any]:
+            return self.decoded(tree.read(name, MAX_IMAGE_BYTES), tree.describe(name), observed)
 
-        samples = opened.samples(read, skip=self.corrupt == "skip")
-        return replace(samples, observed=observed.notes)
+        return replace(self.samples(read), observed=observed.notes)
 
 
 def check_size(size: tuple[int, int], where: str) -> None:

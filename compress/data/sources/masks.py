@@ -66,7 +66,7 @@ class Masks(DecodedImages, Stored):
         """Return the images and their masks.
 
         Raises:
-            DataError: the folder is not there, or has no pairs.
+            DataError: the folder does not exist, or has no image with a mask.
         """
         tree = unpacked(Path(self.path))
         pairs, _ = self._pairs(tree)

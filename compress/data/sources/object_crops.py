@@ -51,12 +51,6 @@ def samples(
 ) -> Samples:
     """Return the objects of images as samples with keypoints. Objects of one image are in the same split.
 
-    Args:
-        images: the images with boxes and keypoints.
-        names: the names of the keypoints.
-        settings: how images are decoded.
-        crops: how objects are cropped.
-
     Raises:
         DataError: an image is missing or annotated twice, a box is outside of its image, or there are no keypoints.
     """

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +38,6 @@ class PythonFunction(Stored):
     """Allow the file to be run. Without it, the source is refused."""
     reads: tuple[str, ...] = ()
     """The files that the function reads. If they change, the data is read again."""
-
-    def with_paths_from(self, folder: Path) -> Self:
-        """Return the same source with paths relative to `folder`."""
-        source = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
-        paths = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
-        return source.model_copy(update=paths)
 
     def _path_and_function(self) -> tuple[Path, str]:
         file, colon, function = self.file.rpartition(".py:")
@@ -107,7 +101,6 @@ def _called(path: Path, function: str) -> Any:
 
 
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
-    """Return pairs or triples as columns."""
     entries = list(rows)
     for index, row in enumerate(entries):
         if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(entries[0]):
@@ -132,11 +125,7 @@ def _mapped(result: Mapping[str, Any], where: str) -> Samples:
         allowed = f"an integer or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = _words(result, "classes", where)
-
-    def location(index: int) -> str:
-        return f"{where}: y[{index}]"
-
-    indexed = labels.named(y.tolist(), names, location) if y.dtype.kind == "U" else labels.numbered(y, names, location)
+    indexed = labels.of_array(y, names, lambda index: f"{where}: y[{index}]")
     words = _words(result, "split", where)
     if words is not None and len(words) != count:
         raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")

@@ -22,6 +22,7 @@ from compress.data.splits import Divide, by_name, stratified
 from deploy.contract.text import MAX_BYTES, sample_of
 
 MAX_CHARACTERS = 2 << 30
+"""Texts are kept in memory; chosen: 2 GB of ASCII."""
 LOOKED_AT, CHARACTERS_LOOKED_AT = 100_000, 1 << 26
 """Most rows, and about the most characters, from which the columns of a table are recognized; it may be sorted by
 class."""
@@ -113,12 +114,9 @@ class TextTable(Stored):
         )
 
     def _rows(self, columns: list[str]) -> tuple[list[int], list[list[str]]]:
-        """Return the lines and the cells of the columns."""
         lines, rows, size = [], [], 0
         with files.opened(Path(self.file)) as stream:
-            delimiter = tables.delimiter(stream, self.file)
-            stream.seek(0)
-            for line, row in tables.table(stream, self.file, columns, delimiter):
+            for line, row in tables.Table(stream, self.file).columns(columns):
                 lines.append(line)
                 rows.append(row)
                 size += sum(map(len, row))
@@ -188,27 +186,22 @@ def recognized(path: Path, label: str | None = None) -> dict[str, Any]:
 
 
 def _first_cells(path: Path) -> dict[str, list[str]]:
-    """Return the first cells of each column of a table."""
     where = str(path)
+    rows: list[list[str]] = []
+    size = 0
     with files.opened(path) as stream:
-        delimiter = tables.delimiter(stream, where)
-        stream.seek(0)
-        header = tables.header(stream, where, delimiter)
-        stream.seek(0)
-        rows: list[list[str]] = []
-        size = 0
-        for _, row in islice(tables.table(stream, where, header, delimiter), LOOKED_AT if header else 0):
+        table = tables.Table(stream, where)
+        for _, row in islice(table.columns(table.header), LOOKED_AT):
             rows.append(row)
             size += sum(map(len, row))
             if size > CHARACTERS_LOOKED_AT:
                 break
     if not rows:
         raise DataError("has no rows", where=where, allowed="a header, and a row for each sample")
-    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+    return {name: [row[index].strip() for row in rows] for index, name in enumerate(table.header)}
 
 
 def _label_of(path: Path, columns: dict[str, list[str]]) -> str:
-    """Return the column with the labels."""
     named = [name for name in columns if is_label_header(name)]
     repeating = [name for name, cells in columns.items() if 1 < len(set(cells)) < len(cells)]
     candidates = named or repeating

@@ -20,7 +20,9 @@ from compress.data.source import Samples, several
 from compress.data.splits import Divide, Indices, by_group, by_time
 
 MAX_VALUES = 1 << 30
+"""Values are kept in memory; chosen: 4 GB of float32."""
 _BLOCK = 4096
+"""Rows that are converted to numbers at once; chosen, so that their texts take little memory."""
 FEW_WINDOWS = "add rows, or change data.split"
 FEW_FILES = (
     "a class in one file (or group) is in one split: set `divide: time`, or add files of it, or change data.split"
@@ -150,7 +152,7 @@ class Csv(LabelledFiles):
         lines: list[int] = []
         size = 0
         with tree.open(listed.file) as stream:
-            for block in _blocks(tables.table(stream, where, columns, self.delimiter)):
+            for block in _blocks(tables.Table(stream, where, self.delimiter).columns(columns)):
                 parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))
                 words += [row[width].strip() if self.label_column else listed.label for _, row in block]
                 lines += [line for line, _ in block]

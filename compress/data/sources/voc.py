@@ -23,7 +23,9 @@ from compress.data.sources.images import FORMATS, DecodedImages
 from compress.data.types import Split
 
 MAX_XML_BYTES = 4 << 20
+"""Chosen: an object takes about 300 bytes, so that 10,000 fit."""
 MAX_DEPTH = 32
+"""Chosen: annotations have four elements inside each other."""
 IMAGE_FOLDERS = ("JPEGImages", "images", ".")
 Listed = dict[Path, dict[str, Split]]
 """For each folder with lists of splits: the split of each image name."""
@@ -34,10 +36,10 @@ class Element:
     """An element of an XML file.
 
     Attributes:
-        name: its tag.
-        line: where it begins.
-        text: the text in it.
-        children: the elements in it.
+        name: the tag.
+        line: the line of the start tag.
+        text: the text between the tags.
+        children: the elements between the tags.
     """
 
     name: str
@@ -57,17 +59,16 @@ class Element:
 def parse(path: Path) -> Element:
     """Return the root of an XML file.
 
-    Document types are refused, and with them entities: what would be unfolded without end or fetched from elsewhere.
+    Document types are refused, and entities with them, which could expand without end or name files and addresses.
 
     Raises:
-        DataError: no XML, too large or too deep, or with a document type.
+        DataError: the file is not XML, too large, nested too deeply, or declares a document type.
     """
     content = files.read(path, MAX_XML_BYTES)
     top = Element("", 0)
     stack, parser = [top], expat.ParserCreate()
 
     def begin(name: str, attributes: Any) -> None:
-        del attributes
         if len(stack) > MAX_DEPTH:
             raise DataError(f"has more than {MAX_DEPTH} elements inside of each other", where=_at(path, parser))
         stack[-1].children.append(Element(name, parser.CurrentLineNumber))
@@ -117,7 +118,7 @@ class Voc(DecodedImages, Stored):
         """Return the annotations, their images, and the lists of the splits.
 
         Raises:
-            DataError: the folder or an image is not there, or an annotation cannot be read.
+            DataError: the folder or an image does not exist, or an annotation cannot be read.
         """
         root, (images, _) = Path(self.path), self._images()
         bounding_boxes.refuse_unfit(images)
@@ -152,7 +153,6 @@ class Voc(DecodedImages, Stored):
         return images, 0
 
     def _annotation_files(self, root: Path) -> list[Path]:
-        """Return the XML files in a folder."""
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, hint="check data.source")
         candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))

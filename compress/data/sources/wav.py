@@ -12,6 +12,7 @@ from pydantic import Field
 from compress.core.errors import DataError
 from compress.data import files
 from compress.data.file_listing import LabelledFiles
+from compress.data.file_tree import Tree
 from compress.data.source import Samples
 from deploy.contract import recording
 from deploy.contract.recording import MAX_RATE, Recording, RecordingError
@@ -48,14 +49,11 @@ class Wav(LabelledFiles):
 
     def load(self) -> Samples:
         """Read labels from folders or a table; recordings are decoded when they are used."""
-        opened = self.open_files()
+        return self.samples(self._read)
 
-        def read(index: int) -> NDArray[np.float32]:
-            name = opened.listed[index].file
-            with opened.tree.open(name) as stream:
-                return self._decoded(stream, opened.tree.describe(name))
-
-        return opened.samples(read, skip=self.corrupt == "skip")
+    def _read(self, tree: Tree, name: str) -> NDArray[np.float32]:
+        with tree.open(name) as stream:
+            return self._decoded(stream, tree.describe(name))
 
     def _decoded(self, stream: BinaryIO, where: str) -> NDArray[np.float32]:
         sound = opened(stream, where)

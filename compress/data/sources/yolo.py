@@ -31,8 +31,11 @@ IMAGES = "images"
 """The folder whose name is replaced by LABELS in the path of an image."""
 LABELS = "labels"
 MAX_LABEL_BYTES = 4 << 20
+"""Chosen: a box takes about 40 bytes, so that 100,000 fit."""
 MAX_LIST_BYTES = 256 << 20
+"""Chosen: a few million paths."""
 MAX_KEYPOINTS = 1000
+"""Chosen: faces have up to 478 points (MediaPipe)."""
 DATA_FILE = "data.yaml"
 CLASS_FILES = ("classes.txt", "obj.names", "classes.yaml", "dataset.yaml")
 """Names of files with class names, in the folder of the data or in the folders of the labels."""
@@ -102,14 +105,13 @@ class Yolo(DecodedImages, Stored):
 
     def with_labels_beside(self, model: Path) -> Self:
         """Return the same source: the indices in label files have the order of the data's own class names."""
-        del model
         return self
 
     def files(self) -> dict[str, Path]:
         """Return data.yaml, the lists of images, the file with the class names, the label files and the images.
 
         Raises:
-            DataError: the data is not there, or a label file cannot be read.
+            DataError: the data does not exist, or a label file cannot be read.
         """
         opened = YoloFolder(self)
         images = [name for name, _ in opened.images]
@@ -145,7 +147,7 @@ class YoloFolder:
         notes: notes for the user.
 
     Raises:
-        DataError: the data is not there, or not what it should be.
+        DataError: the data does not exist, or is invalid.
     """
 
     def __init__(self, settings: Yolo) -> None:
@@ -269,7 +271,12 @@ class YoloFolder:
         names = class_names.listed(self._settings.classes, "data.source.yolo")
         if names is None and self.description is not None:
             names = self.description.names()
-        return names or self._names_in_folder() or tuple(map(str, range(self._largest + 1)))
+        names = names or self._names_in_folder()
+        if names:
+            return names
+        texts = (self.label_file(name) for name, _ in self.images)
+        rows = (row for name in texts if name in self.names for row in self._rows(name, labels.MOST_CLASSES))
+        return tuple(map(str, range(max((row.label for row in rows), default=0) + 1)))
 
     @cached_property
     def class_file(self) -> str | None:
@@ -291,12 +298,6 @@ class YoloFolder:
         if name.endswith(".yaml"):
             return Description(Path(path)).names()
         return class_names.listed(path, "data.source.yolo")
-
-    @cached_property
-    def _largest(self) -> int:
-        texts = (self.label_file(name) for name, _ in self.images)
-        rows = (row for name in texts if name in self.names for row in self._rows(name, labels.MOST_CLASSES))
-        return max((row.label for row in rows), default=0)
 
     @cached_property
     def keypoint_shape(self) -> tuple[int, int]:
@@ -349,7 +350,6 @@ class YoloFolder:
         return images
 
     def _rows(self, name: str, classes: int) -> list[LabelRow]:
-        """Return the rows of a label file."""
         text = self.tree.read(name, MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
         lines = enumerate(text.splitlines(), 1)
         rows = ((f"{self.tree.describe(name)}, line {line}", content.split()) for line, content in lines)

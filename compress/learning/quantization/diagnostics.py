@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.alternatives import alternatives
+from compress.data.preprocessed import alternatives
 from compress.learning.quantization import activation_statistics, quantizer_placement
 from compress.learning.quantization.activation_statistics import Statistics
 from compress.learning.quantization.fidelity import FileAgreement

@@ -22,8 +22,8 @@ from compress.core.artifact import Facts
 from compress.core.errors import StageError
 from compress.core.files import write_atomically
 from compress.core.settings import Settings
-from compress.data.dataset import spread
 from compress.data.rows import rows
+from compress.data.splits import spread
 from compress.data.types import Data, Objects, Split
 from compress.learning.context import Context
 from compress.model.ir.tensorflow import input_tensors, keras, run, set_weights

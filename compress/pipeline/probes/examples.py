@@ -13,7 +13,7 @@ from PIL.Image import Resampling
 
 from compress.core.artifact import Facts
 from compress.core.files import file_digest
-from compress.data.displayed import displayed
+from compress.data.preprocessed import displayed
 from compress.data.types import Data, Split
 from compress.report.record import ExampleKind, ExampleRecord, ExamplesRecord, PictureRecord
 from compress.tasks.base import Drawn, Illustrator

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
-from compress.data.alternatives import alternatives
+from compress.data.preprocessed import alternatives
 from compress.data.splits import spread
 from compress.learning.context import Context, Need
 from compress.model.tflite.interpreter import LoadedModel, version

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
-from compress.data.alternatives import Alternative, alternatives
+from compress.data.preprocessed import Alternative, alternatives
 from deploy.contract.tensors import TensorDescription
 
 LOOKED_AT = 64

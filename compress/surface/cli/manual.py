@@ -12,7 +12,8 @@ from typing import Any
 
 from compress import targets
 from compress.core.settings import Settings
-from compress.data.dataset import SOURCES, Splitting
+from compress.data.dataset import Splitting
+from compress.data.sources import SOURCES
 from compress.pipeline.schema import ModelSettings, PipelineKeys
 from compress.pipeline.stages import STAGES
 from compress.tasks import TASKS

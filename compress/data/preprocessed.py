@@ -1,16 +1,16 @@
-"""Other preprocessings of the same samples: those with which models are often trained."""
+"""The values of preprocessed samples: as images for people, and after other preprocessings that models often have."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.contract.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Colour, Normalize, Preprocessing, Scale, Squeeze
 
 Range = tuple[float, float]
 RANGES: tuple[Range, ...] = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
@@ -22,6 +22,8 @@ TORCH = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 preprocess_input, mode "torch"."""
 CAFFE = {"mean": [103.939, 116.779, 123.68], "std": [1, 1, 1]}
 """Mean of ImageNet in the order BGR. Source: keras.applications, preprocess_input, mode "caffe"."""
+ROUNDING = 0.02
+"""The share of a range by which values may be outside of it: bicubic filters overshoot."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,59 @@ def _range_of(samples: NDArray[np.float32]) -> Range | None:
 
 
 def _scale(actual: Range, expected: Range) -> dict[str, Any]:
-    return {"scale": {"from": [_plain(value) for value in actual], "to": [_plain(value) for value in expected]}}
+    return {"scale": {"from": [int(value) for value in actual], "to": [int(value) for value in expected]}}
 
 
 def _shown(limits: Range) -> str:
     return f"from {limits[0]:g} to {limits[1]:g}"
 
 
-def _plain(value: float) -> float:
-    return int(value)
+def displayed(samples: NDArray[np.float32], steps: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8] | None:
+    """Return preprocessed images as RGB images; positions stay those of the model's input.
+
+    Args:
+        samples: [n, ...], as the model takes them.
+        steps: the preprocessing, as in pipeline.yaml.
+
+    Returns:
+        uint8 [n, height, width, 3]; None if the samples are not images.
+    """
+    parsed = Preprocessing(steps).steps
+    values = np.nan_to_num(np.asarray(samples, np.float32), posinf=0.0, neginf=0.0)
+    for step in reversed(parsed):
+        values = _before(step, values)
+    if values.ndim != 4 or values.shape[-1] not in (1, 3) or min(values.shape) == 0:
+        return None
+    order = next((step.from_ for step in parsed if isinstance(step, Colour)), "rgb")
+    if order == "bgr":
+        values = values[..., ::-1]
+    low, high = _range(values, parsed)
+    pixels = np.clip((values - low) / (high - low) * 255, 0, 255)
+    return np.ascontiguousarray(np.broadcast_to(np.rint(pixels).astype(np.uint8), (*values.shape[:-1], 3)))
+
+
+def _before(step: Any, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the values before a step. What cannot be undone stays: positions, grey, and values that were cut off."""
+    if isinstance(step, Scale) and step.to[0] != step.to[1]:
+        factor = (step.from_[1] - step.from_[0]) / (step.to[1] - step.to[0])
+        return np.asarray((values - step.to[0]) * factor + step.from_[0], np.float32)
+    if isinstance(step, Normalize) and {len(step.mean), len(step.std)} <= {1, values.shape[-1]}:
+        return np.asarray(values * np.asarray(step.std, np.float32) + np.asarray(step.mean, np.float32))
+    if isinstance(step, Colour) and {step.from_, step.to} == {"rgb", "bgr"}:
+        return values[..., ::-1]
+    if isinstance(step, Squeeze):
+        return np.expand_dims(values, step.axis if step.axis < 0 else step.axis + 1)
+    return values
+
+
+def _range(values: NDArray[np.float32], steps: Sequence[Any]) -> tuple[float, float]:
+    """Return the values of black and white: those that the first `scale` names, or the usual range that fits."""
+    first = next((step for step in steps if isinstance(step, Scale | Normalize)), None)
+    if isinstance(first, Scale):
+        return min(first.from_), max(first.from_)
+    low, high = float(values.min()), float(values.max())
+    for usual in RANGES:
+        room = ROUNDING * (usual[1] - usual[0])
+        if usual[0] - room <= low and high <= usual[1] + room:
+            return usual
+    return low, max(high, low + 1e-6)

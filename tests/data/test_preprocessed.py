@@ -1,4 +1,4 @@
-"""The conversion of preprocessed samples back into images."""
+"""Values of preprocessed samples: as images again, and after other preprocessings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,46 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.data.displayed import displayed
+from compress.data.preprocessed import alternatives, displayed
 from deploy.contract.preprocessing import Preprocessing
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, {"-1 to 1", "0 to 255"}),
+        (-1, 1, {"0 to 1", "0 to 255"}),
+        (0, 255, {"0 to 1", "-1 to 1"}),
+        (-3, 3, set()),
+        (0, 1.5, set()),
+        (0, 4000, set()),
+    ],
+)
+def test_other_ranges(low: float, high: float, expected: set[str]) -> None:
+    samples = np.linspace(low, high, 40, dtype=np.float32).reshape(2, 20)
+    candidates = alternatives(samples)
+    assert {candidate.description.split("from ")[1].split(" instead")[0] for candidate in candidates} == expected
+    for alternative in candidates:
+        changed = alternative(samples)
+        assert changed.shape == samples.shape
+        shown = f"{changed.min():g} to {changed.max():g}"
+        assert shown in alternative.description
+
+
+def test_other_channels() -> None:
+    samples = RANDOM.random((4, 6, 6, 3), np.float32)
+    samples[0, 0, 0, 0], samples[0, 0, 0, 1] = 0, 1
+    by_topic = {alternative.description.split(" ")[1]: alternative for alternative in alternatives(samples)}
+    np.testing.assert_array_equal(by_topic["channels"](samples), samples[..., ::-1])
+    torch = (samples - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(by_topic["mean"](samples), torch, atol=1e-5)
+    caffe = samples[..., ::-1] * 255 - np.array([103.939, 116.779, 123.68])
+    np.testing.assert_allclose(by_topic["order"](samples), caffe, atol=1e-3)
+    assert by_topic["channels"].advice == "`colour: {to: bgr}`"
+    assert not [alternative for alternative in alternatives(samples[..., :1]) if "BGR" in alternative.description]
+
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)
 PHOTO[0, 0], PHOTO[0, 1] = 0, 255

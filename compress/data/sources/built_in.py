@@ -1,15 +1,19 @@
-"""Random samples, for a model of which no data is available."""
+"""Sources that need no files of the user: the digits of calibration_data/digits, and random samples."""
 
 from __future__ import annotations
 
+import tomllib
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 
+from compress.core.errors import DataError
+from compress.core.resources import shipped
+from compress.data import files
 from compress.data.source import Samples, Source
-from compress.data.splits import at_random
+from compress.data.splits import at_random, stratified
 
 MAX_VALUES = 1 << 28
 """Largest number of values of one sample."""
@@ -17,6 +21,40 @@ NOTE = (
     "the samples are random numbers: activation ranges from them and every comparison of models hold for random "
     "numbers only; real samples give other ranges"
 )
+
+
+class Digits(Source):
+    """The 1,797 handwritten digits that Coralline ships, 8x8 values from 0 to 16: no download.
+
+    The split is fixed and stratified: 629 test, 169 validation, 999 training samples.
+    """
+
+    name: ClassVar[str] = "digits"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the digest of digits.npz, checked against the manifest in its folder, and the division."""
+        folder = shipped("calibration_data") / "digits"
+        manifest = tomllib.loads((folder / "manifest.toml").read_text())
+        digest, expected = files.digest(folder / "digits.npz"), manifest["sha256"]
+        if digest != expected:
+            what = f"{folder / 'digits.npz'} has SHA-256 {digest}"
+            raise DataError(what, allowed=expected, hint="install coralline again")
+        return {"sha256": digest, "split": manifest["split"]}
+
+    def load(self) -> Samples:
+        """Return the digits with their fixed splits."""
+        split = self.fingerprint()["split"]
+        with np.load(shipped("calibration_data") / "digits" / "digits.npz", allow_pickle=False) as archive:
+            images: NDArray[np.float32] = archive["images"].astype(np.float32)
+            labels: NDArray[np.int64] = archive["labels"].astype(np.int64)
+        rest, test = stratified(labels, np.arange(len(labels)), split["test"], split["seed"])
+        train, validation = stratified(labels, rest, split["validation"], split["seed"])
+        return Samples(
+            labels,
+            tuple("0123456789"),
+            lambda index: images[index],
+            {"train": train, "validation": validation, "test": test},
+        )
 
 
 class RandomSamples(Source):
@@ -73,17 +111,13 @@ class RandomSamples(Source):
 
     def _sample(self, index: int) -> NDArray[Any]:
         generator = np.random.default_rng((self.seed, index))
-        tensors = [self._tensor(generator, shape, smooth=index % 2 == 1) for shape in self._shapes]
-        if len(tensors) == 1:
-            return tensors[0]
-        return np.concatenate([tensor.ravel() for tensor in tensors])
-
-    def _tensor(self, generator: np.random.Generator, shape: tuple[int, ...], *, smooth: bool) -> NDArray[np.float32]:
-        values = smooth_noise(generator, shape) if smooth else generator.random(shape)
-        return (self.low + (self.high - self.low) * values).astype(np.float32)
+        draw = _smooth_noise if index % 2 else np.random.Generator.random
+        values = [draw(generator, shape) for shape in self._shapes]
+        tensors = [(self.low + (self.high - self.low) * tensor).astype(np.float32) for tensor in values]
+        return tensors[0] if len(tensors) == 1 else np.concatenate([tensor.ravel() for tensor in tensors])
 
 
-def smooth_noise(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _smooth_noise(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return values from 0 to 1 that change slowly along all axes but the last of three or more."""
     coarse_shape = tuple(min(side, 4) for side in shape)
     values = generator.random(coarse_shape)
