@@ -48,7 +48,6 @@ class Converted:
 
     Attributes:
         tflite: the float file, with batch 1; its inputs and outputs have the names and the order of the signature.
-        runtime: TensorFlow and its version.
         inputs: random inputs of each run, one array for each input.
         outputs: outputs of the SavedModel for them.
         repeated: outputs of the SavedModel for the same inputs with their last bits changed.
@@ -67,7 +66,7 @@ class Converted:
         tensor.
         """
         by_run = [
-            verification.compare_runs([_flat(expected)], [_flat(outputs)])
+            verification.compare_outputs(_flat(expected), _flat(outputs))
             for expected, outputs in zip(self.outputs, actual, strict=True)
         ]
         parity, exceeding = verification.verified(
