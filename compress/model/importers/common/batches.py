@@ -7,8 +7,9 @@ outputs are compared with those of each sample alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,10 @@ OPEN_SIZES = (32, 96, 224)
 """Sizes to try for every other open dimension."""
 HINT = "put a batch in front: a first dimension of 1 for one sample, or an open one for independent samples"
 Shape = Sequence[int | None]
+Run = Callable[[Arrays], Arrays]
+"""A function that returns the outputs of a model for its inputs."""
+SampleRuns = dict[str, list[Arrays]]
+"""For each sample its inputs, its outputs, and its outputs for inputs with changed last bits ("repeated")."""
 
 
 class BatchError(ModelError):
@@ -107,6 +112,30 @@ def check_independent(
                 )
 
 
+def run_each(
+    shapes: Mapping[str, Shape], outputs: Sequence[str], inputs: Arrays, count: int, together: Run, alone: Run
+) -> SampleRuns:
+    """Run several different samples at once and each of them alone, and check that the outputs are the same.
+
+    Raises:
+        BatchError: the first axis of the inputs is not a batch.
+    """
+    expected, changed = together(inputs), together(verification.change_last_bits([inputs])[0])
+    runs: SampleRuns = {"inputs": [], "outputs": [], "repeated": []}
+    single = []
+    for row in rows_of(count):
+        sample = [
+            array[row : row + 1] if is_split(shape) else array
+            for array, shape in zip(inputs, shapes.values(), strict=True)
+        ]
+        single.append(alone(sample))
+        runs["inputs"].append(sample)
+        runs["outputs"].append(part_of_sample(expected, single[-1], row, count))
+        runs["repeated"].append(part_of_sample(changed, single[-1], row, count))
+    check_independent(shapes, outputs, runs["outputs"], runs["repeated"], single)
+    return runs
+
+
 def of_any_batch(model: keras.Model) -> keras.Model:
     """Return a Keras model for any number of samples, after a check that it computes them independently.
 
@@ -121,24 +150,15 @@ def of_any_batch(model: keras.Model) -> keras.Model:
     if batch == 1 or any(tensor.dtype == "string" for tensor in model.inputs):
         return model
     free = model if batch is None else _with_free_batch(model, shapes)
-    inputs, outputs = _run_together(model, batch or SAMPLES)
-    repeated = verification.run_model(model, verification.change_last_bits([inputs])[0])
-    expected, changed, alone = [], [], []
-    for row in rows_of(batch or SAMPLES):
-        sample = [
-            array[row : row + 1] if is_split(shape) else array
-            for array, shape in zip(inputs, shapes.values(), strict=True)
-        ]
-        alone.append(verification.run_model(free, sample))
-        expected.append(part_of_sample(outputs, alone[-1], row, batch or SAMPLES))
-        changed.append(part_of_sample(repeated, alone[-1], row, batch or SAMPLES))
-    outputs_of = getattr(model, "_functional", model)  # of a sequential model
-    check_independent(shapes, outputs_of.output_names, expected, changed, alone)
+    run, run_alone = (partial(verification.run_model, one) for one in (model, free))
+    functional = getattr(model, "_functional", model)  # of a sequential model
+    count = batch or SAMPLES
+    run_each(shapes, functional.output_names, _accepted_samples(model, count), count, run, run_alone)
     return free
 
 
-def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return random samples and the outputs of a Keras model for all of them; of an open size, the first that works.
+def _accepted_samples(model: keras.Model, batch: int) -> list[NDArray[Any]]:
+    """Return random samples that a Keras model accepts; of an open size, the first that works.
 
     The values are from 0 to 1: an embedding has no row for other numbers.
     """
@@ -152,12 +172,12 @@ def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], l
         ]
         inputs = verification.random_inputs(filled, dtypes)[0]
         try:
-            outputs = verification.run_model(model, inputs)
+            verification.run_model(model, inputs)
             break
         except ModelError:
             if size == OPEN_SIZES[-1]:
                 raise
-    return inputs, outputs
+    return inputs
 
 
 def _with_free_batch(model: keras.Model, shapes: Mapping[str, Shape]) -> keras.Model:
