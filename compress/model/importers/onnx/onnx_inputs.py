@@ -38,7 +38,6 @@ class BatchAxes:
     Attributes:
         axes: index of the dimension in the shape of each input with a batch, by input name; empty for a batch of 1.
         size: size of the dimension in the file; 0 for an open dimension.
-        name: name of an open dimension in the file.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -159,7 +158,6 @@ class OpenDimensionsError(ModelError):
     """An input has open dimensions that must be set.
 
     Args:
-        inputs: all inputs of the model.
         model: the original model as bytes.
         reason: why a dimension that could be the batch is none.
         shapes: shapes to propose; None for examples that were not tried.
