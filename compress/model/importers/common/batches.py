@@ -67,41 +67,27 @@ def fixed_batch(shapes: Mapping[str, Shape]) -> str:
     return f"its input {', '.join(map(repr, names))} has a fixed first dimension of {batch_of(shapes)}"
 
 
-def rows_of(batch: int) -> list[int]:
-    """Return the samples of a batch that are compared."""
-    return [int(row) for row in np.linspace(0, batch - 1, min(batch, MOST_COMPARED))]
-
-
 def part_of_sample(outputs: Arrays, alone: Arrays, row: int, batch: int) -> list[NDArray[Any]]:
     """Return the part of each output that belongs to one sample; all of an output that has no batch.
 
     `outputs` are those for all samples, and `alone` those for the sample alone.
     """
     return [
-        whole[row : row + 1] if whole.shape[:1] == (batch,) and single.shape[:1] == (1,) else whole
-        for whole, single in zip(outputs, alone, strict=True)
+        output[row : row + 1] if output.shape[:1] == (batch,) and single.shape[:1] == (1,) else output
+        for output, single in zip(outputs, alone, strict=True)
     ]
 
 
-def check_independent(
-    shapes: Mapping[str, Shape], outputs: Sequence[str], expected: Runs, repeated: Runs, alone: Runs
-) -> None:
-    """Check that the outputs for several samples at once are those for each sample alone.
+def _check_independent(shapes: Mapping[str, Shape], outputs: Sequence[str], runs: SampleRuns, alone: Runs) -> None:
+    """Check that the outputs for several samples at once (`runs`) are those for each sample alone.
 
     An output that changes much with the last bits of the inputs, or at random, says nothing and is left out.
-
-    Args:
-        shapes: the shapes of the inputs, by name.
-        outputs: the names of the outputs.
-        expected: for each sample, its part of the outputs for all samples.
-        repeated: the same for inputs with their last bits changed.
-        alone: for each sample, the outputs for it alone.
     """
-    allowed, _ = verification.allowed_differences(expected, repeated)
-    for limit, *run in zip(allowed, expected, repeated, alone, strict=True):
-        for name, whole, changed, single in zip(outputs, *run, strict=True):
-            difference = verification.compare_output(whole, single)
-            change = verification.compare_output(whole, changed)
+    allowed, _ = verification.allowed_differences(runs["outputs"], runs["repeated"])
+    for limit, *run in zip(allowed, runs["outputs"], runs["repeated"], alone, strict=True):
+        for name, together, changed, single in zip(outputs, *run, strict=True):
+            difference = verification.compare_output(together, single)
+            change = verification.compare_output(together, changed)
             if not difference.relative <= limit and change.relative <= verification.MAXIMUM_TOLERANCE:
                 how = f"by {difference.relative:.2g} of its largest value"
                 raise BatchError(
@@ -123,7 +109,7 @@ def run_each(
     expected, changed = together(inputs), together(verification.change_last_bits([inputs])[0])
     runs: SampleRuns = {"inputs": [], "outputs": [], "repeated": []}
     single = []
-    for row in rows_of(count):
+    for row in np.linspace(0, count - 1, min(count, MOST_COMPARED)).astype(int).tolist():
         sample = [
             array[row : row + 1] if is_split(shape) else array
             for array, shape in zip(inputs, shapes.values(), strict=True)
@@ -132,7 +118,7 @@ def run_each(
         runs["inputs"].append(sample)
         runs["outputs"].append(part_of_sample(expected, single[-1], row, count))
         runs["repeated"].append(part_of_sample(changed, single[-1], row, count))
-    check_independent(shapes, outputs, runs["outputs"], runs["repeated"], single)
+    _check_independent(shapes, outputs, runs, single)
     return runs
 
 

@@ -242,7 +242,7 @@ def _refuse_loops(function: Any) -> None:
 def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Return a .tflite file with the names and the order of a signature.
 
-    The converter has an order of its own. Which tensor is which says only the signature in its file, where they are
+    The converter changes the order. Only the signature in its file says which tensor is which: there, the tensors are
     called input_0, input_1, … and output_0, output_1, … (`one_sample.LoadedSignature.for_one_sample`).
     """
     from compress.model.tflite import edit as edits
