@@ -122,8 +122,7 @@ def _with_lines(network: Network, tensor: LayerOutput, lines: NDArray[np.float32
     spec = spec_of(layer)
     slopes, starts = lines.T
     *others, kernel = layer.weights[: len(spec.kernels)]
-    axis = spec.kernels[-1].out % kernel.ndim
-    scaled = kernel * slopes.reshape([-1 if dimension == axis else 1 for dimension in range(kernel.ndim)])
+    scaled = spec.kernels[-1].times_outputs(kernel, slopes).astype(np.float32)
     biases = layer.weights[len(spec.kernels) :]
     bias = starts + (biases[0] * slopes if biases else 0)
     changed = replace(layer, weights=(*others, scaled, bias)).configured(use_bias=True)

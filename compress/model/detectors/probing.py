@@ -46,9 +46,7 @@ class HeadMap:
     """One grid of a detector.
 
     Attributes:
-        cells: rows and columns.
         tensors: the outputs of the last convolutions on this grid.
-        widths: their channels.
     """
 
     cells: tuple[int, int]
@@ -71,7 +69,6 @@ class MapProbe:
     """The output values of one map, and random values for it.
 
     Attributes:
-        head: the map.
         elements: int [positions, values]: the index of each output value of a location among all output values.
         depends: bool [values, channels]: which channels of its location a value depends on.
         raw: float32 [samples, positions, channels]: random values of the channels.

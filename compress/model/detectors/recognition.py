@@ -31,7 +31,6 @@ class DescribedDetector:
     Attributes:
         specification: how boxes and scores are decoded (`deploy.contract.detection`), for a model that ends at its last
             convolutions, with one output for each part of each map.
-        classes: the number of classes.
         box_error: the largest difference between the boxes of the file and those of the decoding, as a fraction of the
             image or the box; None if the file does not decode its boxes.
         notes: what was assumed or left out, as sentences.

@@ -51,7 +51,6 @@ class Value:
 
     Attributes:
         anchor: the number of the anchor, if the layout of the output says it, else 0.
-        column: the position in the output.
         channels: the channels that it depends on; for a score, the one of its class first.
         line: of a sigmoid, slope and start of the line that is applied to its channel before.
     """
@@ -72,7 +71,6 @@ class AnchorRoles:
     Attributes:
         boxes: the channels of the box, in their order in the model.
         box_values: the four output values of the decoded box; empty if the model does not decode.
-        scores: the channel of each class.
         objectness: its channel; None without.
         keypoints: the channels of keypoints and their visibility.
         keypoint_values: the output values of the decoded keypoints, without visibility.
@@ -96,7 +94,6 @@ class MapRoles:
     """The roles on one map.
 
     Attributes:
-        anchors: the roles for each anchor.
         softmax: whether the scores are a softmax over the channels, instead of sigmoids.
         background: the position of the background among the channels of scores: "first", "last" or None.
         root: whether the score is the root of the product of class and objectness.

@@ -32,10 +32,7 @@ def names() -> list[str]:
 def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     """Return the file and the function that a `builder:` setting names.
 
-    Args:
-        builder: the name of a shipped builder, or a path `file.py` or `file.py:function`.
-        folder: the folder that paths are relative to.
-        trust: whether custom code may be run.
+    The setting is the name of a shipped builder, or a path `file.py` or `file.py:function`, relative to `folder`.
 
     Raises:
         UntrustedError: the builder is a custom file, and `trust` is not set.

@@ -46,8 +46,6 @@ class ModelFile:
     """A model file that was read; nothing of it was run.
 
     Attributes:
-        path: the file, or the SavedModel folder.
-        format: description of the format.
         producer: program that wrote it, with its version; empty if it is not stored.
         becomes: artifact that the pipeline makes of it: a Keras model, which can be trained and pruned; a float .tflite
             file, which can be quantized; a quantized one, which can be checked, compiled, packaged and measured.
@@ -55,7 +53,6 @@ class ModelFile:
         refused: operators and layers that cannot become layers of Keras.
         untrusted: code and files that loading would run, import or read.
         notes: differences between the file and the imported model.
-        signature: signature of a SavedModel that is taken.
         operators: number of operators of a graph; None for a Keras file.
     """
 
@@ -96,10 +93,7 @@ class ImportedModel:
 def detect(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> Kind:
     """Return the format of a file by its suffix, without reading it; a folder is a SavedModel.
 
-    Args:
-        path: the file, or the SavedModel folder.
-        signature: name of the signature to take, for a SavedModel only.
-        shapes: shapes of inputs with open dimensions by name, for an .onnx file only.
+    Only a SavedModel may have a `signature` to take, and only an .onnx file `shapes` of inputs with open dimensions.
 
     Raises:
         ModelError: the file does not exist, its format is not supported, or an option does not belong to its format.
@@ -139,12 +133,8 @@ def read(path: Path, signature: str | None = None, shapes: Shapes | None = None)
 def load(file: ModelFile, *, trust: bool = False, samples: Samples = None) -> ImportedModel:
     """Import a file as a Keras model, and compare it with the runtime of the file's format.
 
-    A quantized .tflite file becomes a float model with the real values of its weights.
-
-    Args:
-        file: result of `read`.
-        trust: whether code in the file may run.
-        samples: real samples [n, ...] for the comparison, in addition to random ones.
+    A quantized .tflite file becomes a float model with the real values of its weights. Real `samples` [n, ...] are
+    compared in addition to random ones.
 
     Raises:
         UntrustedError: loading would run code, and `trust` is not set.
@@ -325,21 +315,17 @@ def _load_onnx(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
 
 
 def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
-    from compress.model.importers.common.unsupported import unsupported
     from compress.model.importers.tflite import tflite_file
-    from compress.model.ir import tensorflow
 
     file = tflite_file.in_float(model_file.content)
-    if file.problems:
-        raise unsupported(file.problems, str(model_file.path))
-    tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
+    model, parity = tflite_file.load(file, samples)
     taken = file.postprocess
     thresholds = {} if taken is None else taken.thresholds
     if file.dequantized is not None:
         rounding = tflite_file.rounding(file, samples)
-        return ImportedModel(*tflite_file.load(file, samples), detection=thresholds, rounding=rounding)
+        return ImportedModel(model, parity, detection=thresholds, rounding=rounding)
     is_same = file.batch == 1 and taken is None and not file.has_cast_input
-    return ImportedModel(*tflite_file.load(file, samples), is_same, thresholds)
+    return ImportedModel(model, parity, is_same, thresholds)
 
 
 def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:

@@ -29,13 +29,10 @@ def keras(seed: int | None = None) -> Any:
 
 
 def run(model: Any, samples: Any, training: bool = False) -> Any:
-    """Run a Keras model on a batch of samples.
+    """Run a functional or sequential Keras model on a batch of samples [n, ...].
 
-    Args:
-        model: a functional or sequential model.
-        samples: [n, ...]; for a model with several inputs rows [n, values], which are split in the order of its inputs
-            (`deploy.contract.tensors`).
-        training: whether layers such as dropout are active.
+    For a model with several inputs, samples are rows [n, values], which are split in the order of its inputs
+    (`deploy.contract.tensors`).
     """
     return model(model_inputs(model, samples), training=training)
 

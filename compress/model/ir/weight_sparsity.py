@@ -25,7 +25,6 @@ class Redundancy:
     """The redundancy of one kernel.
 
     Attributes:
-        weights: the number of weights.
         zeros: the share of weights that are exactly 0.
         distinct: the number of different values, 0 included.
     """

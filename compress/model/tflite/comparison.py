@@ -18,7 +18,7 @@ from compress.core import numpy_files
 from compress.core.errors import DataError, ModelError, reason_of
 from compress.model.tflite import edit, limits
 from compress.model.tflite.graph import DTYPES, Graph, Tensor, serialize
-from compress.model.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
+from compress.model.tflite.runtime import IsolatedInterpreter
 
 Feed = Sequence[NDArray[Any]]
 """One array for each input of a graph, in order."""
@@ -47,10 +47,7 @@ class Runner:
         self.graph = graph
         shapes = {index: graph.tensors[index].shape for index in graph.inputs}
         check_runnable(graph)
-        try:
-            self._runtime = IsolatedInterpreter(serialize(graph), keep=keep, shapes=shapes)
-        except RuntimeRefusedError as error:
-            raise ModelError(f"the TFLite runtime refuses it: {error}") from error
+        self._runtime = IsolatedInterpreter(serialize(graph), keep=keep, shapes=shapes)
 
     def run(self, feed: Feed, tensors: Collection[int] | None = None) -> list[NDArray[Any]]:
         """Return the outputs for one feed, or the requested tensors.
@@ -59,21 +56,11 @@ class Runner:
             ModelError: the runtime cannot run the graph.
         """
         inputs = dict(zip(self.graph.inputs, feed, strict=True))
-        try:
-            return self._runtime.run(inputs, list(self.graph.outputs if tensors is None else tensors))
-        except RuntimeRefusedError as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
+        return self._runtime.run(inputs, list(self.graph.outputs if tensors is None else tensors))
 
     def tensor(self, index: int) -> NDArray[Any] | None:
-        """Return a tensor after a run; None for a tensor without a readable value.
-
-        Raises:
-            ModelError: the runtime has ended.
-        """
-        try:
-            return self._runtime.tensor(index)
-        except RuntimeRefusedError as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
+        """Return a tensor after a run; None for a tensor without a readable value."""
+        return self._runtime.tensor(index)
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of a tensor after a run; the shape in the file for a tensor without a readable value."""

@@ -214,6 +214,12 @@ def _real_bias(operator: Operator, bias: Tensor, graph: Graph) -> NDArray[np.flo
     return np.asarray(values * scales, np.float32)
 
 
+def constant_values(tensor: Tensor) -> NDArray[np.float32]:
+    """Return the values of a constant of floats, or the real values of a quantized one; errors as in `real_values`."""
+    is_stored = tensor.quantization is None or tensor.dtype == "FLOAT32"
+    return tensor.array().astype(np.float32) if is_stored else real_values(tensor)
+
+
 def real_values(tensor: Tensor) -> NDArray[np.float32]:
     """Return the real values of a quantized constant.
 

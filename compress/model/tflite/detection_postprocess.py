@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
+from compress.model.tflite.dequantization import constant_values
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import Graph, Operator, Tensor
 from deploy.contract.detection import Detector
@@ -45,7 +46,6 @@ class PostProcess:
         anchors: [n, 4]: y, x, height, width, as fractions of the image.
         scales: divisors of y, x, height and width.
         classes: the number of classes, without the background.
-        most: the number of objects that are returned.
         least_score: the score below which boxes are ignored.
         overlap: the intersection over union above which the box with the lower score is removed.
         class_agnostic: boxes of different classes suppress each other.
@@ -106,9 +106,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     if len(tensors) != 3 or not tensors[2].is_constant:
         raise ModelError(f"its {NAME} has no boxes, scores and constant anchors", where=where)
     boxes, scores, anchors = tensors
-    values = anchors.array().astype(np.float64)
-    if anchors.quantization is not None:
-        values = (values - anchors.quantization.zero_point[0]) * anchors.quantization.scale[0]
+    values = constant_values(anchors)
     count, classes = values.shape[0] if values.ndim else 0, int(options.get("num_classes", 0))
     fits = boxes.shape == (1, count, 4) and scores.shape[:2] == (1, count) and len(scores.shape) == 3
     if values.shape != (count, 4) or not fits or scores.shape[2] not in (classes, classes + 1):
@@ -121,7 +119,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
         operator,
         boxes,
         scores,
-        values.astype(np.float32),
+        values,
         scales,
         classes,
         most=int(np.clip(options.get("max_detections", 100), 1, MOST)),

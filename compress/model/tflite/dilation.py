@@ -78,7 +78,6 @@ class _Dilation:
     """The dilation of a convolution between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND.
 
     Attributes:
-        rates: the dilation of each spatial axis.
         padding: the padding before and after each of these axes, without what BATCH_TO_SPACE_ND crops, [axes, 2].
     """
 

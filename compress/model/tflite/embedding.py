@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.model.tflite.dequantization import real_values
+from compress.model.tflite.dequantization import constant_values
 from compress.model.tflite.edit import Edit
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 from deploy.contract.embedding import LinearHead
 
 OUTPUT = "coralline_embedding"
@@ -94,10 +93,10 @@ def head_of(graph: Graph) -> LinearHead:
             "the last dense layer has an activation", allowed="a dense layer without an activation before the softmax"
         )
     source, kernel = (graph.tensors[index] for index in operator.inputs[:2])
-    weights = _real(kernel).reshape(-1, source.elements)
+    weights = constant_values(kernel).reshape(-1, source.elements)
     biases = np.zeros(len(weights), np.float32)
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
-        biases = _real(graph.tensors[operator.inputs[2]]).reshape(-1)
+        biases = constant_values(graph.tensors[operator.inputs[2]]).reshape(-1)
     return LinearHead(weights, biases)
 
 
@@ -108,8 +107,3 @@ def _is_dense(graph: Graph, operator: Operator) -> bool:
     classes = kernel.shape[0] if kernel.shape else 0
     outputs = graph.tensors[operator.outputs[0]].elements
     return source.elements * classes == kernel.elements and outputs == classes > 0
-
-
-def _real(tensor: Tensor) -> NDArray[np.float32]:
-    is_stored = tensor.quantization is None or tensor.dtype == "FLOAT32"
-    return tensor.array().astype(np.float32) if is_stored else real_values(tensor)

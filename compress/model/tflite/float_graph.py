@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from compress.core.errors import ModelError
 from compress.model.tflite import comparison
 from compress.model.tflite import graph as graphs
-from compress.model.tflite.dequantization import real_values
+from compress.model.tflite.dequantization import INTEGERS, real_values
 from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import NONE, Graph, Operator
 
 MAX_ELEMENTS = 2**28
 """The most elements of a tensor in a graph that is executed: 1 GiB."""
 EIGHT_BITS = ("INT8", "UINT8")
-INTEGERS = (*EIGHT_BITS, "INT16", "INT32")
 _STATEFUL = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "WHILE", "IF", "CALL", "CALL_ONCE")
 """Operators whose outputs may differ between two runs with the same inputs."""
 _SHAPE_ONLY = ("SHAPE", "RANK")
@@ -41,7 +40,6 @@ class Plain:
     Attributes:
         graph: the graph, with its own operator indices.
         numbers: for each of its operators, the index in the file.
-        notes: messages about the changes.
         input_dtypes: the types of the inputs in the file. An input of integers that the model only casts becomes a
             float input of the same numbers.
     """

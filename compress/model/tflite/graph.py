@@ -125,10 +125,8 @@ class Operator:
     """An operator of the graph.
 
     Attributes:
-        index: its position in the order of execution.
         name: the name in the schema, such as "CONV_2D", or the name of a custom operator.
         inputs: indices of its input tensors; NONE for a missing optional one.
-        outputs: indices of its output tensors.
         options: the schema's options object (`Conv2DOptionsT`, ...), or None.
     """
 
@@ -150,10 +148,6 @@ class Graph:
     """The main subgraph of a .tflite file.
 
     Attributes:
-        tensors: all tensors, by index.
-        inputs: indices of the input tensors.
-        outputs: indices of the output tensors.
-        subgraphs: the number of subgraphs in the file.
         source: the schema's `ModelT`, with the complete content of the file.
     """
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compress.core.errors import ModelError
 from compress.model.tflite import graph, limits
 from compress.model.tflite import lookup as lookup_tables
-from compress.model.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
+from compress.model.tflite.runtime import IsolatedInterpreter
 from deploy.contract.tensors import Lookup, TensorDescription, TensorLayout, as_row
 
 SAMPLES_TOGETHER = 16
@@ -48,9 +48,10 @@ class LoadedModel:
     ) -> None:
         try:
             self._runtime = IsolatedInterpreter(path, reproducible=reproducible, threads=threads)
-        except RuntimeRefusedError as error:
+        except ModelError as error:
             _refuse_custom(path)
-            raise ModelError(f"the TFLite runtime refuses it: {error}", where=str(path)) from error
+            error.where = str(path)
+            raise
         self._path = path
         self.inputs: list[dict[str, Any]] = self._runtime.inputs
         self.outputs: list[dict[str, Any]] = order(self._runtime.outputs)
@@ -61,27 +62,31 @@ class LoadedModel:
                     raise ModelError(what, where=str(path), allowed="float, integers, or quantized per tensor")
         self._settle_shapes()
         self.input_tensors = TensorDescription.of(self.inputs)
-        named = graph.read(path).named_outputs
+        parsed = graph.read(path)
+        named = parsed.named_outputs
         self.output_tensors = [
             tensor._replace(name=named.get(detail["index"], tensor.name))
             for tensor, detail in zip(TensorDescription.of(self.outputs), self.outputs, strict=True)
         ]
-        self.lookup = self._lookup()
+        self.lookup = self._lookup(parsed)
         self.input_layout = TensorLayout.of(self.input_tensors)
         if self.lookup is not None:
             self.input_layout = TensorLayout([self.input_tensors[0].name], [self.lookup.shape])
         self.output_layout = TensorLayout.of(self.output_tensors)
 
-    def _lookup(self) -> Lookup | None:
-        table = lookup_tables.read(self._path)
-        if table is None:
-            return None
+    def _lookup(self, parsed: graph.Graph) -> Lookup | None:
         try:
+            table = lookup_tables.table_of(parsed)
+            if table is None:
+                return None
             if len(self.input_tensors) != 1:
                 raise ValueError(f"it has {len(self.input_tensors)} inputs")
             return Lookup(table, self.input_tensors[0])
         except ValueError as error:
             raise ModelError(f"its lookup table cannot be used: {error}", where=str(self._path)) from error
+        except ModelError as error:
+            error.where = str(self._path)
+            raise
 
     def _settle_shapes(self) -> None:
         """Run the model once if the shapes of its outputs are only known afterwards."""
@@ -103,8 +108,9 @@ class LoadedModel:
         by_index = [dict(zip(indices, tensors, strict=True)) for tensors in feeds]
         try:
             return self._runtime.run_all(by_index, [detail["index"] for detail in self.outputs])
-        except RuntimeRefusedError as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {error}", where=str(self._path)) from error
+        except ModelError as error:
+            error.where = str(self._path)
+            raise
 
     @property
     def floating(self) -> bool:

@@ -7,8 +7,6 @@ compilers ignore metadata that they do not know. The device gets the table from 
 from __future__ import annotations
 
 import copy
-import mmap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,22 +55,3 @@ def table_of(graph: Graph) -> NDArray[Any] | None:
             raise ModelError(what, allowed="an array of 2 axes: rows and their values", hint="quantize the model again")
         return table
     return None
-
-
-def read(path: Path) -> NDArray[Any] | None:
-    """Return the lookup table of a file; None for a file without one, or one that cannot be read.
-
-    Raises:
-        ModelError: the metadata is not a table, or the file is damaged.
-    """
-    try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(NAME.encode()) < 0:  # parsing takes much longer
-                return None
-    except (OSError, ValueError):  # ValueError: an empty file
-        return None
-    try:
-        return table_of(graphs.read(path))
-    except ModelError as error:
-        error.where = str(path)
-        raise

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core import sandbox
+from compress.core.errors import ModelError
 
 MEMORY_BYTES = 4 * 2**30
 """Limit of the child process: twice the largest .tflite file."""
@@ -46,26 +47,19 @@ _LENGTH = struct.Struct("<I")
 Arrays = Sequence[NDArray[Any] | None]
 
 
-class RuntimeRefusedError(Exception):
-    """The runtime refuses or cannot run a model, or the model ended the child process. The message is the reason."""
-
-
 class IsolatedInterpreter:
     """A model in the child process.
 
     Args:
-        model: the .tflite file, or its bytes.
         reproducible: use the kernels without a delegate.
         keep: whether intermediate tensors can be read.
         shapes: for some inputs by index, the shape that they get.
 
     Attributes:
-        inputs: the runtime's details of the inputs.
-        outputs: the runtime's details of the outputs.
         duration_ns: the time of the last inference: inputs set, invoked, outputs read.
 
     Raises:
-        RuntimeRefusedError: the runtime refuses the model.
+        ModelError: the runtime refuses the model.
     """
 
     def __init__(
@@ -96,7 +90,7 @@ class IsolatedInterpreter:
         """Set inputs by index, run the model, and return the requested tensors.
 
         Raises:
-            RuntimeRefusedError: an input does not fit, the run fails, or a tensor has no value.
+            ModelError: an input does not fit, the run fails, or a tensor has no value.
         """
         return self.run_all([inputs], tensors)[0]
 
@@ -104,7 +98,7 @@ class IsolatedInterpreter:
         """Run the model on several inputs as in `run`, with one request.
 
         Raises:
-            RuntimeRefusedError: an input does not fit, a run fails, or a tensor has no value.
+            ModelError: an input does not fit, a run fails, or a tensor has no value.
         """
         names = [list(feed) for feed in feeds]
         header = {"do": "run", "model": self._number, "feeds": names, "tensors": list(tensors)}
@@ -113,11 +107,15 @@ class IsolatedInterpreter:
         self.duration_ns = int(answer["ns"])
         outputs = [value for value in values if value is not None]
         if len(outputs) != len(feeds) * len(tensors):
-            raise RuntimeRefusedError("a tensor has no value after the run")
+            raise ModelError("the TFLite runtime cannot run it: a tensor has no value after the run")
         return [outputs[start * len(tensors) : (start + 1) * len(tensors)] for start in range(len(feeds))]
 
     def tensor(self, index: int) -> NDArray[Any] | None:
-        """Return a tensor after a run; None if it has no readable value: a resource, text, or not computed."""
+        """Return a tensor after a run; None if it has no readable value: a resource, text, or not computed.
+
+        Raises:
+            ModelError: the runtime has ended.
+        """
         _, (value,) = self._child.request({"do": "read", "model": self._number, "tensors": [index]}, [], RUN_TIMEOUT_S)
         return value
 
@@ -149,11 +147,12 @@ class _Child:
         """Send a request, and return the answer.
 
         Raises:
-            RuntimeRefusedError: the runtime reports an error, or the child process has ended.
+            ModelError: the runtime reports an error, or the child process has ended.
         """
+        action = f"the TFLite runtime {'refuses' if header['do'] == 'load' else 'cannot run'} it"
         with self._lock:
             if self.ended:
-                raise RuntimeRefusedError("an earlier model ended the process of the runtime")
+                raise ModelError(f"{action}: an earlier model ended the process of the runtime")
             gone = [self.released.popleft() for _ in range(len(self.released))]
             try:
                 self._pipe.send_bytes(_packed({**header, "released": gone}, arrays))
@@ -161,15 +160,15 @@ class _Child:
                 if in_time:
                     answer, values = _unpacked(self._pipe.recv_bytes(MAX_MESSAGE_BYTES))
             except (OSError, EOFError, ValueError, KeyError, TypeError, struct.error) as error:
-                raise RuntimeRefusedError(f"it crashed the runtime ({self._end()})") from error
+                raise ModelError(f"{action}: it crashed the runtime ({self._end()})") from error
             except BaseException:  # interrupted: the answer would be taken for that of the next request
                 self._end()
                 raise
             if not in_time:
                 self._end()
-                raise RuntimeRefusedError(f"it did not finish in {timeout_s:g} s")
+                raise ModelError(f"{action}: it did not finish in {timeout_s:g} s")
         if "error" in answer:
-            raise RuntimeRefusedError(str(answer["error"]))
+            raise ModelError(f"{action}: {answer['error']}")
         return answer, values
 
     def _end(self) -> str:

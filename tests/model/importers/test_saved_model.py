@@ -19,7 +19,7 @@ from compress.core.errors import ModelError, UntrustedError
 from compress.model.importers import model_file
 from compress.model.importers.keras import keras2
 from compress.model.importers.saved_model import conversion, saved_model_folder
-from compress.model.importers.saved_model.operators import COMPUTE, FILES
+from compress.model.importers.saved_model.saved_model_folder import COMPUTE, FILES
 from compress.model.tflite import graph
 from compress.model.tflite.comparison import Runner
 from compress.pipeline.stages.load import ConvertSavedModel, LoadKeras, stage_for

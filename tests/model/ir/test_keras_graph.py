@@ -10,7 +10,6 @@ import pytest
 from compress.core.errors import ModelError
 from compress.learning.training import subset
 from compress.model.ir import keras_graph
-from compress.model.ir.keras_graph import LayerOutput
 from compress.model.ir.mixed_precision import lowered
 from compress.model.ir.passes.fold import canonical
 
@@ -92,15 +91,6 @@ def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 
-def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
-    read = keras_graph.read(networks.branches(keras))
-    done: set[LayerOutput] = set()
-    for layer, call in read.in_order():
-        assert not layer.calls or set(layer.inputs(call)) <= done
-        done.add(LayerOutput(layer.name, call))
-    assert len(done) == len(read.layers)
-
-
 def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
     class Hidden(keras.Model):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
@@ -108,15 +98,6 @@ def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
 
     with pytest.raises(ModelError, match=r"written as a class.*functional or sequential"):
         keras_graph.read(Hidden())
-
-
-def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
-    model = networks.plain(keras)
-    read = keras_graph.read(model)
-    norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
-    without = read.edited({norm.name: None}, {LayerOutput(norm.name): norm.inputs()[0]})
-    assert norm.name not in without.layers
-    assert len(keras_graph.build(without).layers) == len(model.layers) - 1
 
 
 @pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")

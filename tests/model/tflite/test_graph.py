@@ -58,13 +58,6 @@ def test_operators() -> None:
     assert parsed.producer == {3: op}
 
 
-def test_an_absent_input() -> None:
-    tensors = {"x": Tensor((1, 2)), "w": Tensor((3, 2), data=1), "y": Tensor((1, 3))}
-    parsed = one_op.read(tensors, [Op("FULLY_CONNECTED", ["x", "w", ""], "y")], "x", "y")
-    assert parsed.operators[0].inputs == (0, 1, graph.NONE)
-    assert [tensor.name for tensor in parsed.input_tensors(parsed.operators[0])] == ["x", "w"]
-
-
 def test_a_dynamic_batch_is_not_dynamic() -> None:
     assert not one_op.read(*conv()).tensors[0].dynamic
     assert one_op.read(*conv(x=Tensor((1, 1, 4, 2), signature=(-1, -1, 4, 2)))).tensors[0].dynamic

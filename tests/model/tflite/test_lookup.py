@@ -52,13 +52,6 @@ def test_a_part_with_other_inputs_has_no_table() -> None:
     assert lookup.table_of(rest) is None
 
 
-def test_a_file_without_a_table(tmp_path: Path) -> None:
-    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
-    (tmp_path / "empty").touch()
-    for name in ("model.tflite", "empty", "missing"):
-        assert lookup.read(tmp_path / name) is None
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [

@@ -7,8 +7,9 @@ outputs are compared with those of each sample alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,10 @@ OPEN_SIZES = (32, 96, 224)
 """Sizes to try for every other open dimension."""
 HINT = "put a batch in front: a first dimension of 1 for one sample, or an open one for independent samples"
 Shape = Sequence[int | None]
+Run = Callable[[Arrays], Arrays]
+"""A function that returns the outputs of a model for its inputs."""
+SampleRuns = dict[str, list[Arrays]]
+"""For each sample its inputs, its outputs, and its outputs for inputs with changed last bits ("repeated")."""
 
 
 class BatchError(ModelError):
@@ -62,41 +67,27 @@ def fixed_batch(shapes: Mapping[str, Shape]) -> str:
     return f"its input {', '.join(map(repr, names))} has a fixed first dimension of {batch_of(shapes)}"
 
 
-def rows_of(batch: int) -> list[int]:
-    """Return the samples of a batch that are compared."""
-    return [int(row) for row in np.linspace(0, batch - 1, min(batch, MOST_COMPARED))]
-
-
 def part_of_sample(outputs: Arrays, alone: Arrays, row: int, batch: int) -> list[NDArray[Any]]:
     """Return the part of each output that belongs to one sample; all of an output that has no batch.
 
     `outputs` are those for all samples, and `alone` those for the sample alone.
     """
     return [
-        whole[row : row + 1] if whole.shape[:1] == (batch,) and single.shape[:1] == (1,) else whole
-        for whole, single in zip(outputs, alone, strict=True)
+        output[row : row + 1] if output.shape[:1] == (batch,) and single.shape[:1] == (1,) else output
+        for output, single in zip(outputs, alone, strict=True)
     ]
 
 
-def check_independent(
-    shapes: Mapping[str, Shape], outputs: Sequence[str], expected: Runs, repeated: Runs, alone: Runs
-) -> None:
-    """Check that the outputs for several samples at once are those for each sample alone.
+def _check_independent(shapes: Mapping[str, Shape], outputs: Sequence[str], runs: SampleRuns, alone: Runs) -> None:
+    """Check that the outputs for several samples at once (`runs`) are those for each sample alone.
 
     An output that changes much with the last bits of the inputs, or at random, says nothing and is left out.
-
-    Args:
-        shapes: the shapes of the inputs, by name.
-        outputs: the names of the outputs.
-        expected: for each sample, its part of the outputs for all samples.
-        repeated: the same for inputs with their last bits changed.
-        alone: for each sample, the outputs for it alone.
     """
-    allowed, _ = verification.allowed_differences(expected, repeated)
-    for limit, *run in zip(allowed, expected, repeated, alone, strict=True):
-        for name, whole, changed, single in zip(outputs, *run, strict=True):
-            difference = verification.compare_output(whole, single)
-            change = verification.compare_output(whole, changed)
+    allowed, _ = verification.allowed_differences(runs["outputs"], runs["repeated"])
+    for limit, *run in zip(allowed, runs["outputs"], runs["repeated"], alone, strict=True):
+        for name, together, changed, single in zip(outputs, *run, strict=True):
+            difference = verification.compare_output(together, single)
+            change = verification.compare_output(together, changed)
             if not difference.relative <= limit and change.relative <= verification.MAXIMUM_TOLERANCE:
                 how = f"by {difference.relative:.2g} of its largest value"
                 raise BatchError(
@@ -105,6 +96,30 @@ def check_independent(
                     f"{how if np.isfinite(difference.relative) else 'in shape'} from that for each sample alone",
                     hint=HINT,
                 )
+
+
+def run_each(
+    shapes: Mapping[str, Shape], outputs: Sequence[str], inputs: Arrays, count: int, together: Run, alone: Run
+) -> SampleRuns:
+    """Run several different samples at once and each of them alone, and check that the outputs are the same.
+
+    Raises:
+        BatchError: the first axis of the inputs is not a batch.
+    """
+    expected, changed = together(inputs), together(verification.change_last_bits([inputs])[0])
+    runs: SampleRuns = {"inputs": [], "outputs": [], "repeated": []}
+    single = []
+    for row in np.linspace(0, count - 1, min(count, MOST_COMPARED)).astype(int).tolist():
+        sample = [
+            array[row : row + 1] if is_split(shape) else array
+            for array, shape in zip(inputs, shapes.values(), strict=True)
+        ]
+        single.append(alone(sample))
+        runs["inputs"].append(sample)
+        runs["outputs"].append(part_of_sample(expected, single[-1], row, count))
+        runs["repeated"].append(part_of_sample(changed, single[-1], row, count))
+    _check_independent(shapes, outputs, runs, single)
+    return runs
 
 
 def of_any_batch(model: keras.Model) -> keras.Model:
@@ -121,24 +136,15 @@ def of_any_batch(model: keras.Model) -> keras.Model:
     if batch == 1 or any(tensor.dtype == "string" for tensor in model.inputs):
         return model
     free = model if batch is None else _with_free_batch(model, shapes)
-    inputs, outputs = _run_together(model, batch or SAMPLES)
-    repeated = verification.run_model(model, verification.change_last_bits([inputs])[0])
-    expected, changed, alone = [], [], []
-    for row in rows_of(batch or SAMPLES):
-        sample = [
-            array[row : row + 1] if is_split(shape) else array
-            for array, shape in zip(inputs, shapes.values(), strict=True)
-        ]
-        alone.append(verification.run_model(free, sample))
-        expected.append(part_of_sample(outputs, alone[-1], row, batch or SAMPLES))
-        changed.append(part_of_sample(repeated, alone[-1], row, batch or SAMPLES))
-    outputs_of = getattr(model, "_functional", model)  # of a sequential model
-    check_independent(shapes, outputs_of.output_names, expected, changed, alone)
+    run, run_alone = (partial(verification.run_model, one) for one in (model, free))
+    functional = getattr(model, "_functional", model)  # of a sequential model
+    count = batch or SAMPLES
+    run_each(shapes, functional.output_names, _accepted_samples(model, count), count, run, run_alone)
     return free
 
 
-def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return random samples and the outputs of a Keras model for all of them; of an open size, the first that works.
+def _accepted_samples(model: keras.Model, batch: int) -> list[NDArray[Any]]:
+    """Return random samples that a Keras model accepts; of an open size, the first that works.
 
     The values are from 0 to 1: an embedding has no row for other numbers.
     """
@@ -152,12 +158,12 @@ def _run_together(model: keras.Model, batch: int) -> tuple[list[NDArray[Any]], l
         ]
         inputs = verification.random_inputs(filled, dtypes)[0]
         try:
-            outputs = verification.run_model(model, inputs)
+            verification.run_model(model, inputs)
             break
         except ModelError:
             if size == OPEN_SIZES[-1]:
                 raise
-    return inputs, outputs
+    return inputs
 
 
 def _with_free_batch(model: keras.Model, shapes: Mapping[str, Shape]) -> keras.Model:

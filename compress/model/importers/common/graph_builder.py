@@ -44,7 +44,6 @@ class NetworkBuilder(Generic[ValueT]):
     """A network under construction.
 
     Attributes:
-        layers: layers so far, by name.
         shapes: shape of each tensor of the network, without the batch.
         used: number of layers that take each tensor.
     """

@@ -22,7 +22,6 @@ class Refused:
     """An operator or a layer without a counterpart in Keras.
 
     Attributes:
-        node: name of the operator or layer in the file.
         operator: type of the operator or layer: Loop, MatMul, Lambda.
         lacks_code: whether the file only names the code that it needs, so that no permission to run code helps.
     """

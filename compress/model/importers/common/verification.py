@@ -90,13 +90,9 @@ def compare_output(expected: Any, actual: Any, minimum_scale: float = MINIMUM_SC
     return OutputDifference(absolute, absolute / max(scale, minimum_scale))
 
 
-def compare_runs(expected: Runs, actual: Runs) -> list[OutputDifference]:
-    """Return the differences of all outputs of all runs."""
-    return [
-        compare_output(*pair)
-        for expected_outputs, actual_outputs in zip(expected, actual, strict=True)
-        for pair in zip(expected_outputs, actual_outputs, strict=True)
-    ]
+def compare_outputs(expected: Arrays, actual: Arrays) -> list[OutputDifference]:
+    """Return the differences of the outputs of one run."""
+    return [compare_output(*pair) for pair in zip(expected, actual, strict=True)]
 
 
 def largest_relative(differences: Iterable[OutputDifference]) -> float:
@@ -116,15 +112,10 @@ def allowed_differences(expected: Runs, repeated: Runs) -> tuple[list[float], fl
     """Return the allowed relative difference of each run, and the sensitivity of the original.
 
     The logarithm of the difference of two large values is sensitive: two correct runtimes differ there as much as one
-    runtime does for two inputs that are nearly equal.
-
-    Args:
-        expected: outputs of the original.
-        repeated: its outputs for the same inputs with their last bits changed.
+    runtime does for two inputs that are nearly equal. `repeated` are the outputs of the original for the same inputs
+    with their last bits changed.
     """
-    changes = [
-        largest_relative(compare_runs([before], [after])) for before, after in zip(expected, repeated, strict=True)
-    ]
+    changes = [largest_relative(compare_outputs(*outputs)) for outputs in zip(expected, repeated, strict=True)]
     allowed = [max(TOLERANCE, min(SENSITIVITY_FACTOR * change, MAXIMUM_TOLERANCE)) for change in changes]
     return allowed, max(changes)
 
@@ -176,13 +167,15 @@ def first_difference(operators: Iterable[tuple[str, Sequence[IndexT]]], largest:
 
 
 def build_model(network: Network) -> keras.Model:
-    """Build a network as a Keras model.
+    """Build the layers of a network that its outputs need, as a Keras model.
 
     Raises:
         ModelError: Keras rejects a layer, or its tensors have other shapes than in the file.
     """
+    tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
     import tensorflow as tf
 
+    network = keras_graph.without_unused_calls(network)
     library_errors = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError)
     try:
         model = keras_graph.build(network)
@@ -225,9 +218,8 @@ def compare_keras_models(model: keras.Model, other: keras.Model) -> Parity:
     """Compare two Keras 3 models on random inputs."""
     shapes = [(1, *(OPEN_DIMENSION if size is None else size for size in tensor.shape[1:])) for tensor in model.inputs]
     runs = random_inputs(shapes, [tensor.dtype for tensor in model.inputs])
-    expected = [run_model(model, inputs) for inputs in runs]
-    actual = [run_model(other, inputs) for inputs in runs]
-    return summarize(compare_runs(expected, actual), runtime_version("keras"), len(runs))
+    by_run = [compare_outputs(run_model(model, inputs), run_model(other, inputs)) for inputs in runs]
+    return summarize([*chain.from_iterable(by_run)], runtime_version("keras"), len(runs))
 
 
 def random_inputs(shapes: Sequence[Sequence[int]], dtypes: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:

@@ -43,7 +43,6 @@ class FunctionCall(LayerFactory[Any]):
     """One call of a function. Values are tensors of Keras 3 (KerasTensor); layers are called at once.
 
     Attributes:
-        library: Keras 3.
         fresh: returns a name that no layer has yet, made of the old layer's.
     """
 
@@ -249,7 +248,6 @@ class TfFunction:
     """A TensorFlow function with a counterpart.
 
     Attributes:
-        rule: makes the counterpart.
         parameters: parameters of the rule in the function's order, each with its present and former names in
             TensorFlow ("x|features axis|dim").
     """

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_CONFIG_BYTES = 64 * 2**20
 """A configuration is text of a few hundred bytes for each layer; MOST_CALLS limits the layers."""
+TRUST = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
+REPLACE = "replace these layers by layers of Keras, or export the model to ONNX or as a SavedModel, with its graph"
 ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
 RESAVE = "save it again with Keras: model.save('model.keras')"
 READ_MEMORY_BYTES = 512 * 2**20
@@ -151,11 +153,7 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
 
     Real `samples` [n, ...] are compared in addition to random ones.
     """
-    if scan.untrusted and not trust:
-        raise untrusted(path, scan.untrusted)
-    if scan.unsupported:
-        raise keras2.missing(scan.unsupported, str(path))
-    refuse_channels_first(path, scan.config)
+    check_loadable(path, scan.config, scan.untrusted, scan.unsupported, trust=trust)
     version = f"Keras {scan.keras_version}" if scan.keras_version else "an unknown version of Keras"
     what = f"cannot be loaded (written by {version})"
     hint = f"custom classes are not in the file: register them first, or {RESAVE}" if scan.untrusted else RESAVE
@@ -175,8 +173,22 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
     return usable(model, scan.stateful), None
 
 
-def refuse_channels_first(path: Path, config: dict[str, Any]) -> None:
-    """Refuse a model with convolutions that TensorFlow does not run on a CPU."""
+def check_loadable(
+    path: Path, config: dict[str, Any], untrusted: Sequence[Refused], unsupported: Sequence[Refused], *, trust: bool
+) -> None:
+    """Check that a configuration may be loaded, that Keras 3 can express it, and that TensorFlow runs it on a CPU.
+
+    Raises:
+        UntrustedError: loading would run code, and `trust` is not set.
+        ModelError: a layer has no counterpart in Keras 3, or has its channels first.
+    """
+    if untrusted and not trust:
+        what = f"loading would run or import code that the file names: {listed(untrusted)}"
+        lacks_code = any(refusal.lacks_code for refusal in untrusted)
+        error = UntrustedError(what, where=str(path), hint=REPLACE if lacks_code else TRUST)
+        raise carrying(error, untrusted)
+    if unsupported:
+        raise keras2.missing(unsupported, str(path))
     if names := keras_config.channels_first(config):
         first = ", ".join(map(keras_config.shown, names[:MOST_LISTED]))
         raise ModelError(
@@ -198,15 +210,6 @@ def usable(model: keras.Model, stateful: Sequence[str]) -> keras.Model:
     if not isinstance(model, library.Sequential) and isinstance(model.input, dict):
         model = library.Model(list(model.inputs), model.output, name=model.name)
     return with_explicit_states(model) if stateful else model
-
-
-def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
-    """Return the error that lists the code that loading would run."""
-    what = f"loading would run or import code that the file names: {listed(refused)}"
-    hint = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
-    if any(refusal.lacks_code for refusal in refused):
-        hint = "replace these layers by layers of Keras, or export the model to ONNX or as a SavedModel, with its graph"
-    return carrying(UntrustedError(what, where=str(path), hint=hint), refused)
 
 
 def _from_keras2(path: str, scan: Scan, trust: bool) -> Any:

@@ -30,7 +30,6 @@ class OnnxValue:
     """A tensor of the graph, and its layout in the network.
 
     Attributes:
-        tensor: the tensor of the network.
         shape: the shape in the graph.
         network_shape: the shape in the network, without the batch.
         parts: dimensions, each above 1, of the graph's values as a row-major array.

@@ -33,7 +33,6 @@ class OnnxNetwork:
         outputs: values of the outputs in the network, in the graph's order.
         values: values in the network of the graph's tensors, by name.
         problems: every unsupported operator, with the reason.
-        notes: changes to the model, as text.
     """
 
     graph: OnnxGraph
@@ -105,8 +104,6 @@ def _build_candidate(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mappin
             values = _unknown(graph, node)
         for name, value in zip(node.outputs, values, strict=False):
             builder.keep(name, value)
-    numbers = {node.name: node.number for node in graph.nodes}
-    problems.sort(key=lambda problem: numbers.get(problem.node, 0))
     outputs, notes = _outputs(builder) if not problems else ([], [])
     notes += _input_notes(graph, used)
     network = builder.network(list(used.values()), outputs)
@@ -154,7 +151,7 @@ def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
     notes: list[str] = []
     for name in builder.graph.outputs:
         value = builder.values[name]
-        call = OnnxCall(builder, Node("Output", name, 0, (), (name,), {}))
+        call = OnnxCall(builder, Node("Output", name, (), (name,), {}))
         rank = len(value.shape)
         order = natural(value)
         usual = (tuple(range(rank)), layout.channel_last(rank))

@@ -178,10 +178,10 @@ class OnnxCall(NetworkCall[OnnxValue]):
         if moved is None:
             return self.arranged(self.straightened(value), order, extra_batch=extra_batch)
         if moved.straight:
-            return self._reshaped(value, target)
+            return self.in_network_shape(value, target)
         if (dims := layout.directly(value.network_shape, target.network_shape, moved)) is not None:
             return self.layer("Permute", {"dims": dims}, [value], target)
-        return self._reshaped(self._permuted(value, moved.parts, moved.order), target)
+        return self.in_network_shape(self._permuted(value, moved.parts, moved.order), target)
 
     def straightened(self, value: OnnxValue) -> OnnxValue:
         """Return the value in the graph's memory order."""
@@ -190,11 +190,8 @@ class OnnxCall(NetworkCall[OnnxValue]):
         moved = self._permuted(value, value.parts, value.order)
         return replace(moved, parts=(prod(value.shape),), order=(0,))
 
-    def in_line(self, value: OnnxValue) -> OnnxValue:
-        """Return the value flattened in the network's memory order."""
-        return self._reshaped(value, replace(value, network_shape=(prod(value.shape),)))
-
-    def _reshaped(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
+    def in_network_shape(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
+        """Return the elements in the order that they have in the network, in the shape and layout of `target`."""
         if value.network_shape == target.network_shape:
             return replace(target, tensor=value.tensor)
         if len(target.network_shape) == 1 and len(value.network_shape) > 1:
@@ -204,7 +201,7 @@ class OnnxCall(NetworkCall[OnnxValue]):
     def _permuted(self, value: OnnxValue, parts: Sequence[int], order: Sequence[int]) -> OnnxValue:
         """Transpose a value from `parts` in this order to `parts` in ascending order."""
         network_shape = tuple(parts[part] for part in order)
-        seen = self._reshaped(value, replace(value, network_shape=network_shape))
+        seen = self.in_network_shape(value, replace(value, network_shape=network_shape))
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, network_shape=tuple(parts)))
 

@@ -28,7 +28,6 @@ from compress.model.importers.onnx.onnx_inputs import OpenDimensionsError, Shape
 from compress.model.importers.onnx.ops.rules import RULES
 from compress.model.importers.onnx.original import OriginalRuns, Row
 from compress.model.ir import keras_graph as networks
-from compress.model.ir.keras_graph import tensors_in
 
 if TYPE_CHECKING:
     import keras
@@ -92,13 +91,10 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
     """
     if file.problems or file.imported is None:
         raise unsupported(file.problems, str(file.path))
-    imported = file.imported
-    used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
-    network = replace(used_layers, name="model", outputs=imported.network.outputs)
     with guarded_calls.located(file.path):
-        runs = _with_batch(file, original.run(file.graph, _sample_rows(imported, samples)))
-        model = verification.build_model(network)
-        return model, _verify(model, imported, runs)
+        runs = _with_batch(file, original.run(file.graph, _sample_rows(file.imported, samples)))
+        model = verification.build_model(file.imported.network)
+        return model, _verify(model, file.imported, runs)
 
 
 def _with_batch(file: OnnxFile, runs: OriginalRuns) -> OriginalRuns:
@@ -169,13 +165,9 @@ def _sample_rows(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> 
     ((name, value),) = imported.inputs.items()
     if samples.shape[1:] != value.network_shape:
         return []
-    return [{name: original.as_stored(imported.graph, name, _in_graph(value, sample))} for sample in samples]
-
-
-def _in_graph(value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
-    ordered = np.empty(array.size, array.dtype)
-    ordered[value.positions] = array.reshape(-1)
-    return ordered.reshape(value.shape)
+    positions = np.argsort(value.positions)  # in the network's tensor of each value of the graph's tensor
+    ordered = samples.reshape(len(samples), -1)[:, positions].reshape(-1, *value.shape)
+    return [{name: original.as_stored(imported.graph, name, sample)} for sample in ordered]
 
 
 def _difference(

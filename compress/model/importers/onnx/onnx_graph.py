@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.errors import ModelError
+from compress.core.errors import ModelError, cause_of
 from compress.model.importers.common import guarded_calls
 from compress.model.importers.common.unsupported import NO_LAYER, Refused
 from compress.model.importers.onnx import onnx_inputs, onnx_model
@@ -49,14 +49,12 @@ class Node:
     Attributes:
         operator: type of the operator: Conv, Relu.
         name: name of the operator, or of its first output.
-        number: index of the operator in topological order.
         inputs: names of the input tensors; "" for an omitted tensor.
         outputs: names of the output tensors; "" for an omitted tensor.
     """
 
     operator: str
     name: str
-    number: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     settings: Mapping[str, Any]
@@ -69,12 +67,8 @@ class OnnxGraph:
     Attributes:
         nodes: the operators that depend on an input, in topological order.
         constants: values of the tensors that depend on no input, by name.
-        shapes: known shapes of tensors, by name.
-        types: known data types of tensors, by name.
         refused: operators that are invalid or of an unsupported kind.
         model: the original model as bytes, for onnxruntime: with its own batch, and with its open dimensions.
-        notes: changes to the model, as text.
-        opset: the version of the standard operator set.
         producer: the program that wrote the file and its version, if the file has them.
         batch: the dimension of the inputs that is set to 1.
     """
@@ -209,7 +203,7 @@ def _check(model: Any) -> None:
     try:
         checker.check_model(model)
     except (checker.ValidationError, ValueError, RuntimeError) as error:
-        raise ModelError(f"onnx reports an error in it: {_first_line(error)}", hint="export it again") from error
+        raise ModelError(f"onnx reports an error in it: {cause_of(error)}", hint="export it again") from error
 
 
 def _original(model: Any) -> bytes:
@@ -230,10 +224,6 @@ def _original(model: Any) -> bytes:
         raise ModelError(f"with its tensors it is larger than {onnx_model.MOST_BYTES:,} bytes") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
 def _node(proto: Any, number: int) -> Node:
     from onnx import helper
 
@@ -245,7 +235,7 @@ def _node(proto: Any, number: int) -> Node:
             continue
         settings[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     name = proto.name or next(filter(None, proto.output), "") or f"{proto.op_type}_{number}"
-    return Node(proto.op_type, name, number, tuple(proto.input), tuple(proto.output), settings)
+    return Node(proto.op_type, name, tuple(proto.input), tuple(proto.output), settings)
 
 
 def _visit(walk: _GraphWalk, proto: Any, node: Node) -> None:
@@ -301,7 +291,7 @@ def _infer(walk: _GraphWalk, proto: Any) -> str:
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
     except (shape_inference.InferenceError, checker.ValidationError, *FAILURES) as error:
-        return f"it is invalid: {_first_line(error)}"
+        return f"it is invalid: {cause_of(error)}"
     if proto.op_type == "GroupNormalization":  # onnx has no shape inference for it
         inferred = {proto.output[0]: walk.types[proto.input[0]]}
     walk.types.update(inferred)

@@ -38,7 +38,6 @@ class BatchAxes:
     Attributes:
         axes: index of the dimension in the shape of each input with a batch, by input name; empty for a batch of 1.
         size: size of the dimension in the file; 0 for an open dimension.
-        name: name of an open dimension in the file.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -159,7 +158,6 @@ class OpenDimensionsError(ModelError):
     """An input has open dimensions that must be set.
 
     Args:
-        inputs: all inputs of the model.
         model: the original model as bytes.
         reason: why a dimension that could be the batch is none.
         shapes: shapes to propose; None for examples that were not tried.
@@ -213,24 +211,25 @@ def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
     return [*([(sides[0], sides[-1])] if sides else []), *EXAMPLE_SIZES]
 
 
-def set_batch(model: Any, found: BatchAxes, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
+def set_batch(model: Any, batch_axes: BatchAxes, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
     """Set the batch of a model, in its inputs, and in operators that reshape to a constant shape.
 
     The model (an onnx.ModelProto) is changed. `shapes` are the shapes that contain the new size, by the output of the
     operator that reshapes.
     """
     for value in model.graph.input:
-        if value.name in found.axes:
-            value.type.tensor_type.shape.dim[found.axes[value.name]].dim_value = size
+        if value.name in batch_axes.axes:
+            value.type.tensor_type.shape.dim[batch_axes.axes[value.name]].dim_value = size
     for node in model.graph.node:
         if node.output and node.output[0] in shapes:
             node.input[SHAPE_INPUTS[node.op_type]] = _add_shape(model, node.output[0], shapes[node.output[0]])
 
 
-def shapes_with_batch_of_one(model: Any, found: BatchAxes) -> dict[str, list[int]]:
+def shapes_with_batch_of_one(model: Any, batch_axes: BatchAxes) -> dict[str, list[int]]:
     """Return the stored shapes that contain a fixed batch, with a batch of 1, by the output of their operator."""
     stored = _constant_shapes(model)
-    computed = set(found.axes)
+    computed = set(batch_axes.axes)
+    size = batch_axes.size
     shapes = {}
     for node in model.graph.node:
         if computed.isdisjoint(node.input):
@@ -238,8 +237,8 @@ def shapes_with_batch_of_one(model: Any, found: BatchAxes) -> dict[str, list[int
         computed.update(filter(None, node.output))
         index = SHAPE_INPUTS.get(node.op_type, len(node.input))
         shape = stored.get(node.input[index], ()) if index < len(node.input) else ()
-        if node.input[0] in computed and shape and shape[0] > 0 and found.size > 1 and shape[0] % found.size == 0:
-            shapes[node.output[0]] = [shape[0] // found.size, *shape[1:]]
+        if node.input[0] in computed and shape and shape[0] > 0 and size > 1 and shape[0] % size == 0:
+            shapes[node.output[0]] = [shape[0] // size, *shape[1:]]
     return shapes
 
 

@@ -293,10 +293,11 @@ def _sort_nodes(model: Any) -> None:
     needed = [{producers[name] for name in _used_names(node) if name in producers} for node in nodes]
     if all(max(indices, default=-1) < index for index, indices in enumerate(needed)):
         return
-    order = _topological_order(needed)
-    if len(order) < len(nodes):
-        node = nodes[min(set(range(len(nodes))) - set(order))]
-        raise ModelError(f"{node.op_type[:40]} {node.name[:80]!r} depends on its own result")
+    try:
+        order = list(graphlib.TopologicalSorter(dict(enumerate(needed))).static_order())
+    except graphlib.CycleError as error:
+        node = nodes[min(error.args[1])]
+        raise ModelError(f"{node.op_type[:40]} {node.name[:80]!r} depends on its own result") from error
     del model.graph.node[:]
     model.graph.node.extend([nodes[index] for index in order])
 
@@ -310,22 +311,6 @@ def _producers(nodes: Sequence[Any]) -> dict[str, int]:
                 raise ModelError(f"two operators compute {name[:80]!r}")
             producers[name] = index
     return producers
-
-
-def _topological_order(needed: Sequence[set[int]]) -> list[int]:
-    """Return the indices of operators in topological order, without those in or after a cycle."""
-    pending = [set(indices) for indices in needed]
-    users: dict[int, list[int]] = {}
-    for index, indices in enumerate(pending):
-        for producer in indices:
-            users.setdefault(producer, []).append(index)
-    order = [index for index, indices in enumerate(pending) if not indices]
-    for index in order:  # the list grows during the iteration
-        for user in users.get(index, ()):
-            pending[user].discard(index)
-            if not pending[user]:
-                order.append(user)
-    return order
 
 
 def _drop_unused(model: Any) -> None:

@@ -140,7 +140,7 @@ def _agree(graph: OnnxGraph, runs: OriginalRuns, other: Runs) -> bool:
     """Whether other outputs for the first rows are the same, within the tolerance of a rebuilt model."""
     count = len(other)
     expected = runs.outputs[:count]
-    by_row = [verification.compare_runs([before], [after]) for before, after in zip(expected, other, strict=True)]
+    by_row = [verification.compare_outputs(*outputs) for outputs in zip(expected, other, strict=True)]
     _, exceeding = verification.verified(
         runs.rows[:count], by_row, expected, lambda: with_last_bits_changed(graph, runs)[:count], "onnxruntime", count
     )

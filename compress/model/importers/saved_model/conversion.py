@@ -48,7 +48,6 @@ class Converted:
 
     Attributes:
         tflite: the float file, with batch 1; its inputs and outputs have the names and the order of the signature.
-        runtime: TensorFlow and its version.
         inputs: random inputs of each run, one array for each input.
         outputs: outputs of the SavedModel for them.
         repeated: outputs of the SavedModel for the same inputs with their last bits changed.
@@ -67,7 +66,7 @@ class Converted:
         tensor.
         """
         by_run = [
-            verification.compare_runs([_flat(expected)], [_flat(outputs)])
+            verification.compare_outputs(_flat(expected), _flat(outputs))
             for expected, outputs in zip(self.outputs, actual, strict=True)
         ]
         parity, exceeding = verification.verified(
@@ -243,7 +242,7 @@ def _refuse_loops(function: Any) -> None:
 def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Return a .tflite file with the names and the order of a signature.
 
-    The converter has an order of its own. Which tensor is which says only the signature in its file, where they are
+    The converter changes the order. Only the signature in its file says which tensor is which: there, the tensors are
     called input_0, input_1, … and output_0, output_1, … (`one_sample.LoadedSignature.for_one_sample`).
     """
     from compress.model.tflite import edit as edits

@@ -19,23 +19,15 @@ if TYPE_CHECKING:
 
 
 def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity]:
-    """Rebuild the model in Keras 3, and compare its outputs with those of tf-keras.
-
-    Args:
-        content: content of a folder with a Keras model.
-        trust: whether code in the folder may run.
-        samples: real samples [n, ...] for the comparison, in addition to random ones.
+    """Rebuild the model in Keras 3, and compare its outputs with those of tf-keras, also for real `samples` [n, ...].
 
     Raises:
         UntrustedError: loading would run code, and `trust` is not set.
         ModelError: the folder is damaged, or Keras 3 cannot express the model.
     """
     assert content.config is not None  # the caller has checked it
-    if content.judged.untrusted and not trust:
-        raise keras_file.untrusted(content.path, content.judged.untrusted)
-    if content.judged.unsupported:
-        raise keras2.missing(content.judged.unsupported, str(content.path))
-    keras_file.refuse_channels_first(content.path, content.config)
+    judged = content.judged
+    keras_file.check_loadable(content.path, content.config, judged.untrusted, judged.unsupported, trust=trust)
     what = f"cannot be loaded (written by Keras {content.keras_version})"
     with guarded_calls.quiet(), guarded_calls.explained(content.path, what, keras_file.RESAVE):
         import tf_keras

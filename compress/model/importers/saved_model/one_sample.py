@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import cause_of
-from compress.model.importers.common import batches, verification
-from compress.model.importers.common.batches import BatchError
+from compress.model.importers.common import batches
+from compress.model.importers.common.batches import BatchError, SampleRuns
+from compress.model.importers.common.verification import Arrays
 from compress.model.importers.saved_model.saved_model_folder import port_order
 
 
@@ -24,7 +25,6 @@ class LoadedSignature:
     Attributes:
         inputs: names of its inputs, in the order of the folder.
         outputs: names of its outputs, in the order of the folder.
-        specs: types and shapes of the inputs.
     """
 
     function: Any
@@ -96,16 +96,7 @@ class LoadedSignature:
         return call
 
 
-@dataclass(frozen=True)
-class _SampleRun:
-    """One sample: the inputs, the outputs of the SavedModel, and its outputs for inputs with changed last bits."""
-
-    inputs: list[NDArray[Any]]
-    outputs: list[NDArray[Any]]
-    repeated: list[NDArray[Any]]
-
-
-def run_samples(signature: LoadedSignature, function: Any) -> dict[str, list[list[NDArray[Any]]]]:
+def run_samples(signature: LoadedSignature, function: Any) -> SampleRuns:
     """Return the inputs, the outputs and the repeated outputs of random samples (`conversion.Converted`).
 
     The signature computes all samples of a batch at once: they are different, so an operation over the first axis
@@ -126,38 +117,25 @@ def run_samples(signature: LoadedSignature, function: Any) -> dict[str, list[lis
             raise
         rows = 1  # the dimension is open, but the graph takes one sample only
         runs = _run_together(signature, function, generator, rows)
-    while rows == 1 and len(runs) < batches.SAMPLES:
-        runs += _run_together(signature, function, generator, rows)
-    return {
-        "inputs": [run.inputs for run in runs],
-        "outputs": [run.outputs for run in runs],
-        "repeated": [run.repeated for run in runs],
-    }
+    while rows == 1 and len(runs["inputs"]) < batches.SAMPLES:
+        for kind, arrays in _run_together(signature, function, generator, rows).items():
+            runs[kind] += arrays
+    return runs
 
 
-def _run_together(
-    signature: LoadedSignature, function: Any, generator: np.random.Generator, rows: int
-) -> list[_SampleRun]:
+def _run_together(signature: LoadedSignature, function: Any, generator: np.random.Generator, rows: int) -> SampleRuns:
     """Return the runs of some samples that the signature computes at once."""
     import tensorflow as tf
 
-    splits = [batches.is_split(shape) for shape in signature.shapes.values()]
     inputs = [
-        _random(generator, (rows, *spec.shape[1:]) if split else tuple(spec.shape), spec.dtype)
-        for spec, split in zip(signature.specs, splits, strict=True)
+        _random(generator, (rows, *shape[1:]) if batches.is_split(shape) else tuple(shape), spec.dtype)
+        for spec, shape in zip(signature.specs, signature.shapes.values(), strict=True)
     ]
-    (changed,) = verification.change_last_bits([inputs])
-    outputs, repeated = signature(inputs), signature(changed)
-    runs, alone = [], []
-    for row in batches.rows_of(rows):
-        sample = [array[row : row + 1] if split else array for array, split in zip(inputs, splits, strict=True)]
-        alone.append([tensor.numpy() for tensor in function(*map(tf.constant, sample))])
-        parts = (batches.part_of_sample(whole, alone[-1], row, rows) for whole in (outputs, repeated))
-        runs.append(_SampleRun(sample, *parts))
-    batches.check_independent(
-        signature.shapes, signature.outputs, [run.outputs for run in runs], [run.repeated for run in runs], alone
-    )
-    return runs
+
+    def alone(sample: Arrays) -> Arrays:
+        return [tensor.numpy() for tensor in function(*map(tf.constant, sample))]
+
+    return batches.run_each(signature.shapes, signature.outputs, inputs, rows, signature, alone)
 
 
 def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

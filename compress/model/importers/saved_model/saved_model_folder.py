@@ -21,7 +21,6 @@ from compress.core.errors import ModelError
 from compress.model.importers.common import protobuf_wire
 from compress.model.importers.common.unsupported import Refused
 from compress.model.importers.keras.keras_config import Judged, judged, loadable, shown
-from compress.model.importers.saved_model.operators import FILES, reason
 
 GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
 ALLOWED = "a folder with saved_model.pb, as model.export() or tf.saved_model.save() write it"
@@ -31,6 +30,58 @@ MOST_FILES = 1000
 """A SavedModel has about ten files; a folder of millions would be listed for minutes."""
 IGNORED = "__saved_model_init_op", "__saved_model_train_op"
 _NETWORKS = {"_tf_keras_network", "_tf_keras_sequential", "_tf_keras_model"}
+# Operators that a graph from an unknown source may run: those that compute, without access to the system.
+# Source: tensorflow.org/api_docs/python/tf/raw_ops (2.21).
+FILES = {"MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"}
+"""Operators that save and restore the variables of every SavedModel; they are allowed because they are not run."""
+
+_COMPUTE = """
+Abs AccumulateNV2 Acos Acosh Add AddN AddV2 AdjustContrastv2 AdjustHue AdjustSaturation All Any ArgMax ArgMin Asin
+Asinh Atan Atan2 Atanh AudioSpectrogram AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3 BatchToSpace
+BatchToSpaceND BiasAdd BiasAddV1 Bincount Bitcast BitwiseAnd BitwiseOr BitwiseXor BroadcastArgs BroadcastTo Bucketize
+Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue CombinedNonMaxSuppression Complex ComplexAbs Concat ConcatOffset
+ConcatV2 Conj Const Conv Conv2D Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D Conv3DBackpropInputV2 Cos Cosh
+CropAndResize Cross Cumprod Cumsum DenseBincount DepthToSpace DepthwiseConv2dNative Diag DiagPart Dilation2D Div
+DivNoNan Einsum Elu Empty EnsureShape Equal Erf Erfc Erfinv EuclideanNorm Exp ExpandDims Expm1 ExtractImagePatches
+ExtractVolumePatches FFT FFT2D FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel Fill
+Floor FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Gather GatherNd GatherV2 Greater GreaterEqual
+GuaranteeConst HSVToRGB HashTableV2 IFFT IFFT2D IRFFT IRFFT2D Identity IdentityN Imag ImageProjectiveTransformV2
+ImageProjectiveTransformV3 Inv Invert InvertPermutation IsFinite IsInf IsNan L2Loss LRN LeakyRelu LeftShift Less
+LessEqual LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr LookupTableFindV2 LookupTableImportV2
+LookupTableSizeV2 MatMul MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3
+MatrixSetDiag MatrixSetDiagV3 Max MaxPool MaxPool3D MaxPoolV2 MaxPoolWithArgmax Maximum Mean Mfcc Min Minimum
+MirrorPad Mod Mul MulNoNan Neg NoOp NonMaxSuppression NonMaxSuppressionV2 NonMaxSuppressionV3 NonMaxSuppressionV4
+NonMaxSuppressionV5 NotEqual OneHot OnesLike Pack Pad PadV2 ParallelConcat Placeholder PlaceholderV2
+PlaceholderWithDefault Pow Prod QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RFFT RFFT2D
+RGBToHSV RandomStandardNormal RandomUniform RandomUniformInt Range Rank Real RealDiv Reciprocal Relu Relu6 Reshape
+ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor Reverse ReverseSequence ReverseV2 RightShift Rint Roll
+Round Rsqrt ScaleAndTranslate ScatterNd SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 Selu
+Shape ShapeN Sigmoid Sign Sin Sinh Size Slice Snapshot Softmax Softplus Softsign SpaceToBatch SpaceToBatchND
+SpaceToDepth Split SplitV Sqrt Square SquaredDifference Squeeze StatelessRandomNormalV2 StatelessRandomUniformV2
+StaticRegexFullMatch StopGradient StridedSlice StringJoin Sub Sum Tan Tanh TensorScatterAdd TensorScatterUpdate Tile
+TopK TopKV2 Transpose TruncateDiv TruncateMod TruncatedNormal Unique Unpack UnravelIndex UnsortedSegmentMax
+UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum Where Xdivy Xlogy ZerosLike"""
+_STATE = """AssignAddVariableOp AssignSubVariableOp AssignVariableOp DestroyResourceOp DisableCopyOnRead ReadVariableOp
+ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp Variable VariableShape VariableV2"""
+_FLOW = """Assert Case ControlTrigger Enter Exit If LoopCond Merge NextIteration PartitionedCall StatefulPartitionedCall
+StatelessCase StatelessIf StatelessWhile Switch TensorListConcatV2 TensorListElementShape TensorListFromTensor
+TensorListGather TensorListGetItem TensorListLength TensorListReserve TensorListResize TensorListSetItem
+TensorListStack TensorListPushBack TensorListPopBack EmptyTensorList While"""
+# Keras 2 stores its LSTM and GRU for GPUs too.
+_CUDNN = """CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
+CudnnRNNParamsSize CudnnRNNCanonicalToParams CudnnRNNCanonicalToParamsV2"""
+COMPUTE = set(f"{_COMPUTE} {_STATE} {_FLOW} {_CUDNN}".split())
+"""Operators that compute, hold variables, or control the flow in the graph."""
+
+_REASONS = {
+    **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc"), "runs a Python function"),
+    **dict.fromkeys(("ReadFile", "MatchingFiles", "LoadAndRemapMatrix", "RestoreV2", "Restore"), "reads files"),
+    **dict.fromkeys(("RestoreSlice", "ImmutableConst", "GenerateVocabRemapping"), "reads files"),
+    **dict.fromkeys(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"), "reads files"),
+    **dict.fromkeys(("WriteFile", "SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints"), "writes files"),
+    **dict.fromkeys(("PrintV2", "Print"), "writes files or messages"),
+    **dict.fromkeys(("RemoteCall", "RpcCall", "RpcClient", "RpcServer"), "runs a function somewhere else"),
+}
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 6: "int8", 7: "string", 9: "int64", 10: "bool"}
 
 
@@ -60,7 +111,6 @@ class Content:
         version: version of TensorFlow that wrote the folder.
         keras_version: version of Keras, if the folder has a Keras model; otherwise "".
         config: configuration of the Keras model, if there is one.
-        judged: checks of this configuration.
         refused: operators of the graph that access files, run code, or are unknown.
     """
 
@@ -119,12 +169,12 @@ def read(path: Path) -> Content:
     known = files(path)
     try:
         data = _bytes(path, known[GRAPH])
-        graphs = list(protobuf_wire.messages(data, 2))
+        graphs = protobuf_wire.messages(data, 2)
         if len(graphs) != 1:
             raise refusal(path, f"has {len(graphs)} graphs in it, not one")
         root = _described(path, known, graphs[0])
         version, config, checks = _configuration(path, root)
-        info = next(protobuf_wire.messages(graphs[0], 1), memoryview(b""))
+        info = protobuf_wire.message(graphs[0], 1)
         signatures = tuple(signature for signature in _signatures(graphs[0]) if signature.name not in IGNORED)
         return Content(path, protobuf_wire.text(info, 5), version, config, checks, signatures, _refused(graphs[0]))
     except (ValueError, RecursionError) as error:
@@ -144,14 +194,14 @@ def _bytes(path: Path, file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[str, Any] | None:
+def _described(path: Path, known: dict[str, Path], graph: bytes) -> dict[str, Any] | None:
     """Return what Keras 2 stored of the model: in a separate file since 2.5, in the object graph before."""
     if METADATA in known:
         for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
             if protobuf_wire.integer(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
                 return _object(protobuf_wire.text(node, 5))
     for objects in protobuf_wire.messages(graph, 7):
-        first = next(protobuf_wire.messages(objects, 1), memoryview(b""))
+        first = protobuf_wire.message(objects, 1)
         for user in protobuf_wire.messages(first, 4):
             if protobuf_wire.text(user, 1) in _NETWORKS:
                 return _object(protobuf_wire.text(user, 3))
@@ -174,55 +224,51 @@ def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[s
     return str(root.get("keras_version") or "2")[:20], config, judgement
 
 
-def _signatures(graph: memoryview) -> Iterator[Signature]:
+def _signatures(graph: bytes) -> Iterator[Signature]:
     for entry in protobuf_wire.messages(graph, 5):
-        signature = next(protobuf_wire.messages(entry, 2), memoryview(b""))
+        signature = protobuf_wire.message(entry, 2)
         ports = [tuple(sorted(_ports(signature, number), key=lambda port: port_order(port.name))) for number in (1, 2)]
         yield Signature(protobuf_wire.text(entry, 1), *ports)
 
 
-def _ports(signature: memoryview, number: int) -> Iterator[Port]:
+def _ports(signature: bytes, number: int) -> Iterator[Port]:
     for entry in protobuf_wire.messages(signature, number):
-        info = next(protobuf_wire.messages(entry, 2), memoryview(b""))
-        shape = next(protobuf_wire.messages(info, 3), memoryview(b""))
+        info = protobuf_wire.message(entry, 2)
+        shape = protobuf_wire.message(info, 3)
         dims = [protobuf_wire.integer(dim, 1) for dim in protobuf_wire.messages(shape, 2)]
         shape_with_none = tuple(None if dim >= 2**63 else dim for dim in dims)  # -1
         dtype = _DTYPES.get(protobuf_wire.integer(info, 2), "another type")
         yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.integer(shape, 3) else shape_with_none)
 
 
-def _refused(graph: memoryview) -> tuple[Refused, ...]:
+def _refused(graph: bytes) -> tuple[Refused, ...]:
     """Return the nodes that must not run. Operators that save and restore are allowed if nothing calls them."""
     if not any(protobuf_wire.messages(graph, 7)):
         why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
         return (Refused(GRAPH, "SavedModel", why),)
     refused: list[Refused] = []
-    defined = next(protobuf_wire.messages(graph, 2), memoryview(b""))
-    bodies = {_function_name(body): list(protobuf_wire.messages(body, 3)) for body in _functions(defined)}
-    top = list(protobuf_wire.messages(defined, 1))
+    defined = protobuf_wire.message(graph, 2)
+    functions = [
+        function for library in protobuf_wire.messages(defined, 2) for function in protobuf_wire.messages(library, 1)
+    ]
+    bodies = {
+        protobuf_wire.text(protobuf_wire.message(function, 1), 1): protobuf_wire.messages(function, 3)
+        for function in functions
+    }
+    top = protobuf_wire.messages(defined, 1)
     callable_ones = _called(graph, bodies, top)
     for name, nodes in [("", top), *bodies.items()]:
         savers = not name or name not in callable_ones
         for node in nodes:
             operator = protobuf_wire.text(node, 2)
-            problem = None if savers and operator in FILES else reason(operator, bodies)
-            if problem:
-                refused.append(
-                    Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem)
-                )
+            if operator in COMPUTE or operator in bodies or (savers and operator in FILES):
+                continue
+            reason = _REASONS.get(operator, "is not known to only compute")
+            refused.append(Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], reason))
     return tuple(dict.fromkeys(refused))[:100]
 
 
-def _functions(defined: memoryview) -> Iterator[memoryview]:
-    for library in protobuf_wire.messages(defined, 2):
-        yield from protobuf_wire.messages(library, 1)
-
-
-def _function_name(body: memoryview) -> str:
-    return protobuf_wire.text(next(protobuf_wire.messages(body, 1), memoryview(b"")), 1)
-
-
-def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
+def _called(graph: bytes, bodies: dict[str, list[bytes]], top: list[bytes]) -> set[str]:
     """Return the functions that another function, an object or a signature calls."""
     saver = {"saver_filename", "save", "Const", "NoOp"}
     called: set[str] = set()
@@ -240,7 +286,7 @@ def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[me
     return called
 
 
-def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:
+def _attributes(node: bytes, bodies: dict[str, list[bytes]]) -> set[str]:
     """Return the functions that a node names: as its operator, or in its attributes."""
     names = {protobuf_wire.text(node, 2)}
     for entry in protobuf_wire.messages(node, 5):

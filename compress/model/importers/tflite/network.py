@@ -46,7 +46,6 @@ class TfliteValue:
     """A computed tensor of the graph, and the tensor of the network that holds it.
 
     Attributes:
-        tensor: the tensor of the network.
         shape: the shape in the graph, with the batch.
         extra_batch: whether the network has its batch dimension before all of these dimensions.
     """
@@ -66,7 +65,6 @@ class TfliteNetwork:
     """The network made from a float graph.
 
     Attributes:
-        plain: the graph, in its plain form.
         network: its layers; invalid if there are `problems`.
         values: the value in the network of each tensor of the graph, by index.
         problems: every unsupported operator, with the reason.
@@ -83,7 +81,6 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
     """A network under construction from a TFLite graph.
 
     Attributes:
-        batch: first dimension of its inputs.
         values: how the network holds each tensor of the graph, by index.
     """
 

@@ -23,7 +23,6 @@ from compress.model.importers.common.verification import Arrays, Parity, Runs
 from compress.model.importers.tflite.network import TfliteNetwork, build_network
 from compress.model.importers.tflite.ops.layers import RULES
 from compress.model.ir import keras_graph as networks
-from compress.model.ir.keras_graph import tensors_in
 from compress.model.tflite import comparison, dequantization, detection_postprocess, dilation, float_graph, graph
 from compress.model.tflite.dequantization import Dequantized, InputRange
 from compress.model.tflite.detection_postprocess import PostProcess
@@ -50,7 +49,6 @@ class Rounding:
     """The difference between a quantized file and the float model made from it: each operator rounds its output.
 
     Attributes:
-        operators: the number of compared operators.
         largest_steps: the largest difference of an operator from the same inputs, in steps of its output.
         mean_steps: the mean of these differences over all operators.
         activations: the number of operators whose range became an activation.
@@ -104,7 +102,7 @@ class TfliteFile:
     @property
     def has_cast_input(self) -> bool:
         """Whether the network takes the numbers of an integer input as floats."""
-        return self.plain is not None and any(dtype in float_graph.INTEGERS for dtype in self.plain.input_dtypes)
+        return self.plain is not None and any(dtype in dequantization.INTEGERS for dtype in self.plain.input_dtypes)
 
     @property
     def batch(self) -> int:
@@ -204,13 +202,11 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
     if file.problems:
         raise unsupported(file.problems, str(file.path))
     imported = file.imported
-    used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
-    network = replace(used_layers, name="model", outputs=imported.network.outputs)
     shapes = [imported.plain.graph.tensors[index].shape for index in imported.plain.graph.inputs]
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
     runs = [list(map(_numbers, inputs, file.plain.input_dtypes)) for inputs in runs]
     with guarded_calls.located(file.path):
-        model = verification.build_model(network)
+        model = verification.build_model(imported.network)
         parity, exceeding = _compare(model, _reference(file, file.plain), runs, len(runs) * file.batch)
     if exceeding:
         operators = (
@@ -233,7 +229,7 @@ def _reference(file: TfliteFile, plain: Plain) -> Graph:
 
 def _numbers(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     """Return samples as numbers that an input of a type can have: for integers, up to their largest value."""
-    if dtype not in float_graph.INTEGERS:
+    if dtype not in dequantization.INTEGERS:
         return np.asarray(values, np.float32)
     limits = np.iinfo(graph.DTYPES[dtype])
     largest = min(limits.max, LARGEST_INTEGER)
@@ -299,7 +295,7 @@ def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Par
 
     expected = list(map(computed, runs))
     by_run = [
-        verification.compare_runs([outputs], [_flat(verification.run_model(model, inputs))])
+        verification.compare_outputs(outputs, _flat(verification.run_model(model, inputs)))
         for inputs, outputs in zip(runs, expected, strict=True)
     ]
 

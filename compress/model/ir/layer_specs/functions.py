@@ -47,8 +47,9 @@ SATURATION: Mapping[str, tuple[float, float]] = {
 Functions that are replaced by several layers before quantization are left out.
 """
 SELU_SCALE = 1.0507009873554805
+"""Source: Klambauer et al., Self-Normalizing Neural Networks, 2017, as is that of SELU_ALPHA."""
 SELU_ALPHA = 1.6732632423543772
-"""Source: Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+"""The factor of the exponential."""
 
 
 def canonical_name(name: str) -> str:

@@ -1,1 +1,1 @@
-"""EpochSettings: functions from one network to another that computes the same."""
+"""Passes: functions from one network to another that computes the same."""

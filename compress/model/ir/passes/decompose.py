@@ -115,10 +115,6 @@ def _named(network: Network) -> Network:
     return Network(network.name, layers, inputs, outputs, shapes)
 
 
-def _rescaling(layer: Layer, inputs: list[Any]) -> Any:
-    return by_channel(inputs[0], layer.config["scale"], layer.config["offset"])
-
-
 def _normalization(layer: Layer, inputs: list[Any]) -> Any:
     axis, rank = layer.config["axis"], len(inputs[0].shape)
     if axis is not None and list(axis) not in ([-1], [rank - 1]):
@@ -152,20 +148,6 @@ def _einsum_dense(layer: Layer, inputs: list[Any]) -> Any:
     return y if activation in (None, "linear") else layers.Activation(activation)(y)
 
 
-def _hard_sigmoid(layer: Layer, inputs: list[Any]) -> Any:
-    del layer
-    return keras().ops.relu6(inputs[0] + 3.0) * (1 / 6)
-
-
-def _elu(layer: Layer, inputs: list[Any]) -> Any:
-    return _exponential_below(inputs[0], 1.0, float(layer.config.get("alpha", 1.0)))
-
-
-def _selu(layer: Layer, inputs: list[Any]) -> Any:
-    del layer
-    return _exponential_below(inputs[0], SELU_SCALE, SELU_SCALE * SELU_ALPHA)
-
-
 def _exponential_below(x: Any, above: float, below: float) -> Any:
     """Return above * x for x > 0, else below * (exp(x) - 1)."""
     ops = keras().ops
@@ -174,21 +156,15 @@ def _exponential_below(x: Any, above: float, below: float) -> Any:
     return positive + (curve * below if below != 1 else curve) - below
 
 
-def _softplus(layer: Layer, inputs: list[Any]) -> Any:
+def _softplus(x: Any) -> Any:
     """Return log(1 + exp(x)) as relu(x) + log(1 + exp(-|x|)): no inner tensor is larger than x."""
-    del layer
-    ops, x = keras().ops, inputs[0]
+    ops = keras().ops
     return ops.relu(x) + ops.log(ops.exp(ops.minimum(x, x * -1.0)) + 1.0)
 
 
-def _mish(layer: Layer, inputs: list[Any]) -> Any:
-    return inputs[0] * keras().ops.tanh(_softplus(layer, inputs))
-
-
-def _softsign(layer: Layer, inputs: list[Any]) -> Any:
+def _softsign(x: Any) -> Any:
     """Return x / (1 + |x|) without a division, which TFLite does not have in 8 bits."""
-    del layer
-    ops, x = keras().ops, inputs[0]
+    ops = keras().ops
     root = ops.rsqrt(ops.maximum(x, x * -1.0) + 1.0)
     return x * (root * root)
 
@@ -203,24 +179,14 @@ def _relu(layer: Layer, inputs: list[Any]) -> Any:
     return ops.minimum(y, float(limit))
 
 
-def _in_pairs(spec: LayerSpec) -> Steps:
-    """Return the steps of an elementwise layer: one operator for each further input, as TFLite operators take two."""
-
-    def steps(layer: Layer, inputs: list[Any]) -> Any:
-        del layer
-        return _joined_in_pairs(spec, inputs) if len(inputs) > 2 else None
-
-    return steps
+def _in_pairs(layer: Layer, inputs: list[Any]) -> Any:
+    """Replace an elementwise layer by one operator for each further input, as TFLite operators take two."""
+    return _joined_in_pairs(spec_of(layer), inputs) if len(inputs) > 2 else None
 
 
 def _joined_in_pairs(spec: LayerSpec, inputs: list[Any]) -> Any:
     join = getattr(keras().layers, spec.kind)
     return functools.reduce(lambda total, other: join()([total, other]), inputs)
-
-
-def _average(layer: Layer, inputs: list[Any]) -> Any:
-    del layer
-    return _joined_in_pairs(specs.ADD, inputs) * (1 / len(inputs))
 
 
 def _flip(layer: Layer, inputs: list[Any]) -> Any:
@@ -267,7 +233,7 @@ def _standardized(x: Any, axes: list[int], epsilon: float) -> Any:
 
 
 STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
-    specs.RESCALING: _rescaling,
+    specs.RESCALING: lambda layer, inputs: by_channel(inputs[0], layer.config["scale"], layer.config["offset"]),
     specs.NORMALIZATION: _normalization,
     specs.BATCH_NORM: _batch_norm,
     specs.LAYER_NORM: _layer_norm,
@@ -275,20 +241,20 @@ STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
     specs.UNIT_NORM: _unit_norm,
     specs.EINSUM_DENSE: _einsum_dense,
     specs.RELU: _relu,
-    specs.AVERAGE: _average,
+    specs.AVERAGE: lambda layer, inputs: _joined_in_pairs(specs.ADD, inputs) * (1 / len(inputs)),
     **dict.fromkeys(unroll.CELLS, unroll.unrolled),
     specs.FLIP: _flip,
     specs.BIDIRECTIONAL: unroll.bidirectional,
     specs.RNN: unroll.with_cells,
     specs.TIME_DISTRIBUTED: unroll.time_distributed,
-    **{spec: _in_pairs(spec) for spec in (specs.ADD, specs.MULTIPLY, specs.MAXIMUM, specs.MINIMUM)},
+    **dict.fromkeys((specs.ADD, specs.MULTIPLY, specs.MAXIMUM, specs.MINIMUM), _in_pairs),
 }
 STEPS_BY_FUNCTION: Mapping[str, Steps] = {
-    "hard_sigmoid": _hard_sigmoid,
-    "elu": _elu,
-    "selu": _selu,
-    "softplus": _softplus,
-    "mish": _mish,
-    "softsign": _softsign,
+    "hard_sigmoid": lambda layer, inputs: keras().ops.relu6(inputs[0] + 3.0) * (1 / 6),
+    "elu": lambda layer, inputs: _exponential_below(inputs[0], 1.0, float(layer.config.get("alpha", 1.0))),
+    "selu": lambda layer, inputs: _exponential_below(inputs[0], SELU_SCALE, SELU_SCALE * SELU_ALPHA),
+    "softplus": lambda layer, inputs: _softplus(inputs[0]),
+    "mish": lambda layer, inputs: inputs[0] * keras().ops.tanh(_softplus(inputs[0])),
+    "softsign": lambda layer, inputs: _softsign(inputs[0]),
 }
 """For layers that apply an activation function and nothing else, by its name in Keras."""

@@ -309,11 +309,6 @@ def _stacked(steps: Sequence[Any]) -> Any:
     return layers.Reshape((len(steps), *shape))(joined) if are_maps else joined
 
 
-def reversed_steps(sequence: Any) -> Any:
-    """Return a sequence with its time steps in the opposite order."""
-    return _stacked(time_steps(sequence)[::-1])
-
-
 def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a bidirectional layer as single steps.
 
@@ -331,7 +326,7 @@ def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
     forward, *forward_states = _outputs(halves[0], [inputs[0], *states[:half_states]])
     backward, *backward_states = _outputs(halves[1], [inputs[0], *states[half_states:]])
     if halves[0].config["return_sequences"]:
-        backward = reversed_steps(backward)
+        backward = _stacked(time_steps(backward)[::-1])
     merged = MERGES[config["merge_mode"]]([forward, backward])
     outputs = [*merged, *forward_states, *backward_states]
     return outputs if len(outputs) > 1 else outputs[0]

@@ -106,11 +106,6 @@ def test_scan_of_hdf5(tmp_path: Path, version: str | None, old: bool) -> None:
     assert scan_result.from_keras2 is old
 
 
-def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
-    assert scan(hdf5(tmp_path / "m.keras")).format == "h5"
-    assert scan(archive(tmp_path / "m.h5")).format == "keras"
-
-
 def test_scan_imports_no_tensorflow(tmp_path: Path) -> None:
     paths = [str(archive(tmp_path / "m.keras")), str(hdf5(tmp_path / "m.h5"))]
     code = (

@@ -244,11 +244,6 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
         [*PLUS, node("Div", ["k", number(6)], ["m"]), node("Mul", ["m", "c"], ["y"])],
         ["Conv2D", "Activation"],
     ),
-    "hard SiLU: by a sixth": (
-        9,
-        [*PLUS, node("Mul", ["k", number(1 / 6)], ["m"]), node("Mul", ["c", "m"], ["y"])],
-        ["Conv2D", "Activation"],
-    ),
     "another product by a sixth": (
         9,
         [*PLUS, node("Relu", ["c"], ["r"]), node("Mul", ["r", "k"], ["m"]), node("Div", ["m", number(6)], ["y"])],
@@ -297,11 +292,6 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
         ["Conv2D", "Pad", "Add", "Concatenate"],
     ),
     "a constant behind": (13, [node("Concat", ["c", floats(1, 6, 1, 8)], ["y"], axis=-2)], ["Conv2D", "Pad", "Add"]),
-    "groups that are normalized": (
-        11,
-        [*GROUPS, node("Conv", ["o", floats(3, 6, 3, 3)], ["y"])],
-        ["Conv2D", "GroupNormalization", "Conv2D"],
-    ),
     "groups that are normalized, scaled, shifted": (
         11,
         [

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from compress.model.importers.common.graph_builder import MATH, NN, NUMPY, NotImportedError
+from compress.model.importers.common.graph_builder import LAYERS, MATH, NN, NUMPY, NotImportedError
 from compress.model.importers.onnx.layout import OnnxValue
 from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 from compress.model.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
@@ -45,10 +45,10 @@ def clip(call: OnnxCall) -> OnnxValue:
     return call.operation(NUMPY, "Clip", {"x_min": float(low), "x_max": float(high)}, [source], source)
 
 
-def scaled(call: OnnxCall, kind: str, option: str, default: float) -> OnnxValue:
-    """LeakyRelu and Elu: a layer with one option, which ONNX calls alpha."""
+def scaled(call: OnnxCall, kind: str, option: str, default: float, module: str = LAYERS) -> OnnxValue:
+    """LeakyRelu, Elu and Celu: one option, which ONNX calls alpha."""
     source = call.value(0)
-    return call.layer(kind, {option: call.number("alpha", None, default)}, [source], source)
+    return call.operation(module, kind, {option: call.number("alpha", None, default)}, [source], source)
 
 
 def prelu(call: OnnxCall) -> OnnxValue:
@@ -61,12 +61,6 @@ def prelu(call: OnnxCall) -> OnnxValue:
         dims, shared = (*(1,) * (len(dims) - 1), source.network_shape[-1]), list(range(1, len(dims)))
         slopes = np.full(dims, slopes)
     return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [slopes.reshape(dims)])
-
-
-def celu(call: OnnxCall) -> OnnxValue:
-    """Celu."""
-    source = call.value(0)
-    return call.operation(NN, "Celu", {"alpha": call.number("alpha", None, 1.0)}, [source], source)
 
 
 def selu(call: OnnxCall) -> OnnxValue:
@@ -193,7 +187,7 @@ RULES: Mapping[str, Rule] = {
     "LeakyRelu": partial(scaled, kind="LeakyReLU", option="negative_slope", default=0.01),
     "PRelu": prelu,
     "Elu": partial(scaled, kind="ELU", option="alpha", default=1.0),
-    "Celu": celu,
+    "Celu": partial(scaled, kind="Celu", option="alpha", default=1.0, module=NN),
     "Selu": selu,
     "Gelu": gelu,
     "Mul": multiplication,

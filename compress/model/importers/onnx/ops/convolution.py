@@ -76,12 +76,13 @@ def window(call: OnnxCall, source: OnnxValue, size: Sequence[int]) -> SlidingWin
         raise NotImportedError(f"its window {size} does not fit {list(source.shape)}")
     sliding = SlidingWindow(size, strides, dilation, list(zip(pad_values[:rank], pad_values[rank:], strict=True)))
     auto = call.setting("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        pads = sliding.same(dims)
-        return SlidingWindow(size, strides, dilation, pads if auto == "SAME_UPPER" else [(b, a) for a, b in pads])
+    if auto == "SAME_UPPER":
+        return replace(sliding, pads=sliding.same(dims))
+    if auto == "SAME_LOWER":
+        return replace(sliding, pads=[(before, after) for after, before in sliding.same(dims)])
     if min(pad_values) < 0:
         raise NotImportedError(f"its pads are {pad_values}")
-    return sliding if auto == "NOTSET" else SlidingWindow(size, strides, dilation, [(0, 0)] * rank)
+    return sliding if auto == "NOTSET" else replace(sliding, pads=[(0, 0)] * rank)
 
 
 def zero_padded(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
@@ -134,12 +135,17 @@ def _spread(kernel: NDArray[np.float32], sliding: SlidingWindow) -> tuple[NDArra
 def _conv_padding(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> tuple[OnnxValue, str]:
     """Return the input and padding of a convolution, merged with a zero padding before it."""
     before, pads = call.builder.padded.get(source.tensor, (source, [(0, 0)] * len(sliding.pads)))
-    pads = [(a + c, b + d) for (a, b), (c, d) in zip(pads, sliding.pads, strict=True)]
+    pads = _joined(pads, sliding.pads)
     if not any(map(any, pads)):
         return source, "valid"
     if pads == sliding.same(before.shape[2:]):
         return before, "same"
     return (source, "valid") if not any(map(any, sliding.pads)) else (zero_padded(call, before, pads), "valid")
+
+
+def _joined(pads: Pads, more: Pads) -> Pads:
+    """Return the padding of an operator together with that of an operator before it."""
+    return [(a + c, b + d) for (a, b), (c, d) in zip(pads, more, strict=True)]
 
 
 def conv_transpose(call: OnnxCall) -> OnnxValue:
@@ -227,7 +233,9 @@ def pool(call: OnnxCall, kind: str) -> OnnxValue:
     """MaxPool and AveragePool."""
     source = image(call)
     sliding = window(call, source, call.integers("kernel_shape") or [])
-    source, sliding = _with_padding_before(call, source, sliding)
+    if source.tensor in call.builder.padded_below:
+        source, pads = call.builder.padded_below[source.tensor]
+        sliding = replace(sliding, pads=_joined(pads, sliding.pads))
     result = call.output_shape()
     if max(sliding.dilation) > 1:
         raise NotImportedError(f"it has dilations {sliding.dilation}")
@@ -238,15 +246,6 @@ def pool(call: OnnxCall, kind: str) -> OnnxValue:
         )
     ]
     return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
-
-
-def _with_padding_before(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> tuple[OnnxValue, SlidingWindow]:
-    """Return the input and the window of a max pooling, merged with a padding by -inf before it."""
-    if source.tensor not in call.builder.padded_below:
-        return source, sliding
-    before, pads = call.builder.padded_below[source.tensor]
-    merged = [(a + c, b + d) for (a, b), (c, d) in zip(pads, sliding.pads, strict=True)]
-    return before, replace(sliding, pads=merged)
 
 
 def padded_below(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:

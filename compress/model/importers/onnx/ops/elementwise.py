@@ -22,20 +22,11 @@ from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, natu
 from compress.model.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.model.importers.onnx.onnx_model import TYPE_NAMES
 from compress.model.ir.keras_graph import Layer
+from compress.model.ir.layer_specs import GROUP_NORM, spec_of
 
 BOOL = "BOOL"
 NUMBERS = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", BOOL)
-OUT_AXIS = {
-    "Conv1D": -1,
-    "Conv2D": -1,
-    "Conv1DTranspose": -2,
-    "Conv2DTranspose": -2,
-    "Dense": -1,
-    "GroupNormalization": -1,
-}
-"""Output channel axis of the kernel or scale, by kind of layer."""
 COMMUTATIVE = ("Add", "Multiply")
-BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
 def small(constant: NDArray[Any], like: OnnxValue) -> Any:
@@ -129,7 +120,9 @@ def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | Non
 def _layer_to_change(call: OnnxCall, value: OnnxValue) -> Layer | None:
     """Return the layer that computes a value, if its weights can be scaled or shifted without other effects."""
     layer = call.builder.alone(value)
-    if layer is None or layer.kind not in BY_CHANNEL or layer.config.get("activation"):
+    if layer is None or layer.config.get("activation"):
+        return None
+    if spec_of(layer).kernel is None and spec_of(layer) != GROUP_NORM:
         return None
     return layer if value.network_shape == call.builder.shapes[value.tensor] else None
 
@@ -154,12 +147,9 @@ def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
     with np.errstate(all="ignore"):
         scale = constants if kind == "Multiply" else np.float32(1) / constants
         kernel, *bias = layer.weights
-        axis = OUT_AXIS.get(layer.kind)
-        if axis is None:
-            kernel = kernel * scale.reshape(kernel.shape[-2:])
-        else:
-            kernel = kernel * scale.reshape((-1, *(1,) * (-axis - 1)))
-        return replace(layer, weights=(kernel, *(bias_vector * scale for bias_vector in bias)))
+        axes = spec_of(layer).kernel
+        scaled = kernel * scale if axes is None else axes.times_outputs(kernel, scale).astype(np.float32)
+        return replace(layer, weights=(scaled, *(bias_vector * scale for bias_vector in bias)))
 
 
 def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
@@ -185,13 +175,18 @@ def power(call: OnnxCall) -> OnnxValue:
             return call.layer("Multiply", {}, [[source, source]], source)
         if exponent in (0.5, 1.0):
             return source if exponent == 1 else call.operation(NUMPY, "Sqrt", {}, [source], source)
-    arguments, like = together(call, operands(call), call.output_shape())
-    return call.operation(NUMPY, "Power", {}, arguments, like)
+    return broadcast(call, "Power", operands(call))
 
 
-def unary(call: OnnxCall, module: str, kind: str) -> OnnxValue:
-    """An operation of Keras with one input."""
-    source = call.value(0)
+def broadcast(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue:
+    """Add an operation on operands (values, or arrays for constants) that are broadcast."""
+    arguments, like = together(call, source, call.output_shape())
+    return call.operation(NUMPY, kind, {}, arguments, like)
+
+
+def unary(call: OnnxCall, module: str, kind: str, types: Sequence[str] = ()) -> OnnxValue:
+    """An operation of Keras with one input, which is float or of one of these types."""
+    source = call.value(0, *types)
     return call.operation(module, kind, {}, [source], source)
 
 
@@ -228,14 +223,7 @@ def cast(call: OnnxCall) -> OnnxValue:
 
 def comparison(call: OnnxCall, kind: str) -> OnnxValue:
     """Equal, Less and similar; only Where, Cast and logical operators can use the result."""
-    arguments, like = together(call, operands(call, FLOAT, BOOL), call.output_shape())
-    return call.operation(NUMPY, kind, {}, arguments, like)
-
-
-def negation(call: OnnxCall) -> OnnxValue:
-    """Not."""
-    source = call.value(0, BOOL)
-    return call.operation(NUMPY, "LogicalNot", {}, [source], source)
+    return broadcast(call, kind, operands(call, FLOAT, BOOL))
 
 
 def where(call: OnnxCall) -> OnnxValue:
@@ -246,9 +234,7 @@ def where(call: OnnxCall) -> OnnxValue:
         for term in (*others, constant):
             total = _combined(call, "Add", total, term)
         return total
-    source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
-    arguments, like = together(call, source, call.output_shape())
-    return call.operation(NUMPY, "Where", {}, arguments, like)
+    return broadcast(call, "Where", [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]])
 
 
 def _combined(call: OnnxCall, kind: str, value: OnnxValue, term: Any) -> OnnxValue:
@@ -256,8 +242,7 @@ def _combined(call: OnnxCall, kind: str, value: OnnxValue, term: Any) -> OnnxVal
     neutral = 1.0 if kind == "Multiply" else 0.0
     if not isinstance(term, OnnxValue) and (term == neutral).all() and value.shape == call.output_shape():
         return value
-    arguments, like = together(call, [value, term], call.output_shape())
-    return call.operation(NUMPY, kind, {}, arguments, like)
+    return broadcast(call, kind, [value, term])
 
 
 UNARY = ("Sqrt", "Exp", "Log", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos")
@@ -279,6 +264,6 @@ RULES: Mapping[str, Rule] = {
     "Dropout": same,
     "Cast": cast,
     **{name: partial(comparison, kind=kind) for name, kind in COMPARISONS.items()},
-    "Not": negation,
+    "Not": partial(unary, module=NUMPY, kind="LogicalNot", types=(BOOL,)),
     "Where": where,
 }

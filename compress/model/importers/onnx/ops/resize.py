@@ -1,13 +1,13 @@
 """Import rules for ONNX Resize and Upsample.
 
 Along each dimension the result is a matrix product, as the ONNX specification of Resize defines it. If Keras has a
-layer or an operation with the same matrix, the rule uses it. Otherwise it uses Take (nearest)
-or Matmul (linear, cubic).
+layer or an operation with the same matrix, the rule uses it. Otherwise the rule uses Take (nearest) or Matmul (linear,
+cubic).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor
 from typing import Any
 
@@ -20,6 +20,8 @@ from compress.model.importers.onnx.network_builder import OnnxCall, Rule
 from compress.model.importers.onnx.ops.convolution import image
 
 Matrix = NDArray[np.float64]
+Shares = list[tuple[int, float]]
+"""The input positions of one output value, and their weights."""
 MOST_IN_MATRIX = 2**17
 """A resize along one axis is a matrix of weights, which the file would have to carry."""
 NEAREST: Mapping[str, Callable[[float], int]] = {
@@ -74,19 +76,26 @@ def _matrix(call: OnnxCall, size: int, out: int, scale: float) -> Matrix:
     """Return the weights [output position, input position] along one dimension."""
     if size * out > MOST_IN_MATRIX * 8:
         raise NotImportedError(f"it resizes a dimension of {size} to {out}: the matrix is too large")
-    matrix = np.zeros((out, size))
+    coordinates = [_coordinate(call, at, size, out, scale) for at in range(out)]
     mode = call.setting("mode", "nearest")
-    for at in range(out):
-        coordinate = _coordinate(call, at, size, out, scale)
-        if mode == "nearest":
-            rounding = call.setting("nearest_mode", "round_prefer_floor" if call.builder.graph.opset >= 11 else "floor")
-            matrix[at, min(max(NEAREST[rounding](coordinate), 0), size - 1)] = 1
-        elif mode in ("linear", "bilinear", "cubic"):
-            for near, share in _shares(call, coordinate, cubic=mode == "cubic"):
-                matrix[at, min(max(near, 0), size - 1)] += share
-        else:
-            raise NotImportedError(f"its mode is {mode!r}")
-    return matrix
+    if mode == "nearest":
+        rounding = call.setting("nearest_mode", "round_prefer_floor" if call.builder.graph.opset >= 11 else "floor")
+        return _weighted(size, [[(NEAREST[rounding](coordinate), 1.0)] for coordinate in coordinates])
+    if mode in ("linear", "bilinear"):
+        return _weighted(size, map(_linear, coordinates))
+    if mode == "cubic":
+        return _weighted(size, [_cubic(call, coordinate) for coordinate in coordinates])
+    raise NotImportedError(f"its mode is {mode!r}")
+
+
+def _weighted(size: int, shares: Iterable[Shares]) -> Matrix:
+    """Return the matrix of shares for each output position; a position outside takes the input at the edge."""
+    rows = []
+    for row_shares in shares:
+        rows.append(np.zeros(size))
+        for near, share in row_shares:
+            rows[-1][min(max(near, 0), size - 1)] += share
+    return np.array(rows)
 
 
 def _coordinate(call: OnnxCall, at: int, size: int, out: int, scale: float) -> float:
@@ -108,12 +117,14 @@ def _coordinate(call: OnnxCall, at: int, size: int, out: int, scale: float) -> f
     raise NotImportedError(f"it samples by {way!r}")
 
 
-def _shares(call: OnnxCall, coordinate: float, *, cubic: bool) -> list[tuple[int, float]]:
-    """Return the input positions and weights of one output value."""
+def _linear(coordinate: float) -> Shares:
+    first = floor(coordinate)
+    return [(first, 1 - (coordinate - first)), (first + 1, coordinate - first)]
+
+
+def _cubic(call: OnnxCall, coordinate: float) -> Shares:
     first = floor(coordinate)
     past = coordinate - first
-    if not cubic:
-        return [(first, 1 - past), (first + 1, past)]
     if call.setting("exclude_outside", 0):
         raise NotImportedError("exclude_outside is not supported")
     coefficient = float(call.setting("cubic_coeff_a", -0.75))
@@ -150,18 +161,12 @@ def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequ
 
 def _bilinear(size: int, out: int) -> Matrix:
     """Return TensorFlow's bilinear matrix, sampled at pixel centres."""
-    matrix = np.zeros((out, size))
-    for at in range(out):
-        coordinate = (at + 0.5) * size / out - 0.5
-        first = floor(coordinate)
-        for near, share in ((first, 1 - (coordinate - first)), (first + 1, coordinate - first)):
-            matrix[at, min(max(near, 0), size - 1)] += share
-    return matrix
+    return _weighted(size, [_linear((at + 0.5) * size / out - 0.5) for at in range(out)])
 
 
 def _nearest(size: int, out: int) -> Matrix:
     """Return TensorFlow's nearest-neighbour matrix, sampled at pixel centres."""
-    return np.eye(size)[[min(floor((at + 0.5) * size / out), size - 1) for at in range(out)]]
+    return _weighted(size, [[(floor((at + 0.5) * size / out), 1.0)] for at in range(out)])
 
 
 def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> OnnxValue:
@@ -179,18 +184,10 @@ def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> Onnx
     before = [source.shape[dimension] for dimension in range(2, axis)]
     rest = [source.shape[dimension] for dimension in range(axis + 1, len(shape))]
     after = int(np.prod([*rest, source.shape[1]]))
-    flat = laid(UNKNOWN, (1, *before, size, after), tuple(range(len(before) + 3)))
-    seen = (
-        source
-        if tuple(flat.network_shape) == source.network_shape
-        else call.layer("Reshape", {"target_shape": list(flat.network_shape)}, [source], flat)
-    )
-    result = laid(UNKNOWN, (1, *before, out, after), tuple(range(len(before) + 3)))
+    flat, result = (call.template((1, *before, length, after)) for length in (size, out))
+    seen = call.in_network_shape(source, flat)
     product = call.operation(NUMPY, "Matmul", {}, [np.asarray(matrix, np.float32), seen], result)
-    like = laid(UNKNOWN, shape, channel_last(len(shape)))
-    if product.network_shape == like.network_shape:
-        return laid(product.tensor, shape, channel_last(len(shape)))
-    return call.layer("Reshape", {"target_shape": list(like.network_shape)}, [product], like)
+    return call.in_network_shape(product, laid(UNKNOWN, shape, channel_last(len(shape))))
 
 
 RULES: Mapping[str, Rule] = {"Resize": resize, "Upsample": resize}

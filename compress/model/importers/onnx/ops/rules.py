@@ -6,6 +6,7 @@ Source: ONNX' operator specification, opsets 7 to 23.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -31,7 +32,9 @@ def dense(call: OnnxCall, source: OnnxValue, kernel: Floats, bias: list[Floats],
     shape = (*source.shape[:axis], out, *source.shape[axis + 1 :])
     config = {"units": out, "use_bias": bool(bias)}
     if prod(source.shape) == taken:
-        line = source if source.network_shape[-1] == taken else call.in_line(source)
+        line = source
+        if source.network_shape[-1] != taken:
+            line = call.in_network_shape(source, replace(source, network_shape=(taken,)))
         like = OnnxValue(UNKNOWN, shape, (*line.network_shape[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
         return call.layer("Dense", config, [line], like, [kernel[line.positions], *bias])
     order = (*(dimension for dimension in order_of(source) if dimension != axis), axis)
@@ -62,8 +65,7 @@ def _with_constant(call: OnnxCall, source: OnnxValue, kernel: Floats, constant: 
     outputs = kernel.shape[1]
     if constant.size in (1, outputs) and constant.shape[:-1] in ((), (1,)):
         return dense(call, source, kernel, [np.array(np.broadcast_to(constant.reshape(-1), (outputs,)))])
-    operands, like = elementwise.together(call, [dense(call, source, kernel, []), constant], call.output_shape())
-    return call.operation(NUMPY, "Add", {}, operands, like)
+    return elementwise.broadcast(call, "Add", [dense(call, source, kernel, []), constant])
 
 
 def matmul(call: OnnxCall) -> OnnxValue:
