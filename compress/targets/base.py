@@ -1,7 +1,7 @@
 """The protocol of a target: check, legalize, cost and compile.
 
-A target is a package next to this file, which exports an instance of `Target` as `TARGET`. The rest of the program uses
-targets through this protocol only.
+A target is a package next to this file with an instance of `Target`, and `compress.targets.TARGETS` lists it. The rest
+of the program uses targets through this protocol only.
 """
 
 from __future__ import annotations
