@@ -81,6 +81,25 @@ def channel_sources(index: int, graph: Graph, steps: Iterator[int] | None = None
     return sources
 
 
+def unaligned_joins(operator: Operator, graph: Graph) -> Iterator[tuple[int, list[ChannelSource], int]]:
+    """Yield the outputs of a CONCATENATION or SPLIT that the compiler computes with a matrix of zeros and ones.
+
+    Channels in whole blocks of 4 need no matrix, and neither do tensors that are only joined and split again.
+
+    Yields:
+        The output, the sources of its channels, and the number of channels that the matrix reads, with padding.
+    """
+    for index in operator.outputs:
+        consumers = graph.consumers.get(index, ())
+        if index not in graph.outputs and all(consumer.name in ("CONCATENATION", "SPLIT") for consumer in consumers):
+            continue
+        sources = channel_sources(index, graph)
+        aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
+        if not aligned or any(count % INPUT_BLOCK for _, _, count in sources[:-1]):
+            read = sum(round_up(position(graph.tensors[tensor])[2], INPUT_BLOCK) for tensor, _, _ in sources)
+            yield index, sources, read
+
+
 def _along_channels(operator: Operator, graph: Graph) -> bool:
     """Return whether an operator concatenates or splits along channels."""
     rank = len(graph.output_tensors(operator)[0].shape)

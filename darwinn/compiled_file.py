@@ -19,9 +19,9 @@ from darwinn.package import DarwinnPackage, DmaHints, Executable, PackageTable
 MAX_INSTRUCTION_BYTES = 1 << 23
 """The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-MODEL_SUBGRAPHS = 2
-_SUBGRAPH_OPERATORS = 3
-_OPERATOR_CUSTOM_OPTIONS = 5
+MODEL_SUBGRAPHS = 2  # Model.subgraphs
+_SUBGRAPH_OPERATORS = 3  # SubGraph.operators
+_OPERATOR_CUSTOM_OPTIONS = 5  # Operator.custom_options
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,6 @@ class ExplainedOperator:
         stride: the stride along height and along width.
         input_channels: the input channels, rounded up to a multiple of 4.
         output_channels: the output channels, rounded up to a multiple of 4.
-        height: the height of the output.
-        width: the width of the output.
         positions: height times width; with several passes, borders count twice.
         passes: how often the operator is executed, for different parts of its output.
         cycles: the cycles of the slowest tile, without waiting.
@@ -157,12 +155,9 @@ class ExplainedProgram:
         step_cycles: the cycles of each step's slowest tile.
         live_bytes: by step, the bytes of a tile's memory that hold results.
         memory_bytes: the activation memory of a tile that the file claims.
-        transfers: the transfers in their order.
         coverage: for each input, each output and the parameters: the name, the bytes, and the bytes in DMA hints.
         hints_are_complete: whether the file says that its DMA hints are all transfers.
         parameters: the parameters in the order of their use.
-        operators: the operators in the order of execution.
-        buffers: the activation memory over time.
     """
 
     part: int
@@ -225,9 +220,7 @@ class Explanation:
     """The explanation of a compiled model.
 
     Attributes:
-        name: the file's name.
         order: the operators of the file: those on the CPU, and the parts on the accelerator.
-        programs: the executables.
         comparison: the comparison with the prediction; None without an original.
         limits: the limits of the explanation, one sentence each.
     """

@@ -38,9 +38,9 @@ _LARGEST_FACTOR = 32767
 _RELU, _RELU_N1_TO_1, _RELU6 = 1, 2, 3
 _CLAMPED = {_RELU: (0.0, None), _RELU_N1_TO_1: (-1.0, 1.0), _RELU6: (0.0, 6.0)}
 TABLE_LIMITS = {"LOGISTIC": 0x41265904, "TANH": 0x40DBFE6B}
-"""Bits of the largest input of each function by table: 10.3967 and 6.8748."""
+"""Bits of the largest input of each function by table: 10.3967 and 6.8748. Read from the clamps in compiled models."""
 EXPONENTIAL_LIMIT = 0xC1509C0D
-"""Bits of the smallest input of the exponential in a softmax: -13.0381."""
+"""Bits of the smallest input of the exponential in a softmax: -13.0381. Read from the clamps in compiled models."""
 _SIGN = 0x80000000
 """The sign bit of a float32."""
 _MOVE = Constants(ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)
@@ -48,7 +48,7 @@ _MOVE = Constants(ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)
 _SUM_OF_EXPONENTIALS = Constants(0x37800080, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)
 _RECIPROCAL = Constants(0x37800080, 0x47000000, 0, 0, 0, 0, 0)
 _PROBABILITY = Constants(0x34000157, 0x437F0000, 0, 0, 0, 0, 0)
-"""The last steps of a softmax: their scales are fixed, as the output's."""
+"""The last steps of a softmax, read from compiled models: their scales are fixed, as the output's."""
 _EMPTY = Constants(0, 0, 0, 0, 0, 0, 0)
 """Without a multiplier nothing is computed: bundles that only look like an instruction, in 10 compiled models."""
 _INDEPENDENT = (
@@ -76,9 +76,7 @@ class Form:
     Attributes:
         name: the name of the kind of instruction, which is equal for the same operator in another model.
         kinds: the possible values of `VectorInstruction.kind`.
-        constants: the constants of the instruction.
         weights_per_channel: whether the zero points of the weights are in the parameters.
-        factors: the factors of an addition's two inputs.
     """
 
     name: str

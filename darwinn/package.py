@@ -47,12 +47,10 @@ class LayerInfo:
     """An input or output of an executable.
 
     Attributes:
-        name: the tensor's name.
         shape: (y, x, z).
         size_bytes: the bytes that are transferred, padding included.
         data_type: the name of the data type in the schema.
         zero_point: the zero point of the quantization, as unsigned (an int8 zero point plus 128).
-        scale: the scale of the quantization.
         zero_point_position: position of the zero point (int32) in the file; None: the file omits it, because it is 0.
         scale_position: position of the scale (float32) in the file; None: the file omits it.
     """
@@ -124,7 +122,6 @@ class DarwinnPackage:
     Attributes:
         min_runtime: the oldest runtime that can load it.
         compiler_version: the compiler's version, if the package has it.
-        executables: the programs.
     """
 
     min_runtime: int
@@ -169,7 +166,6 @@ class DmaHints:
     """The DMA hints of an executable.
 
     Attributes:
-        hints: the hints in their order.
         is_complete: whether the hints are all transfers of the executable.
     """
 
@@ -322,14 +318,7 @@ class PackageTable:
     """
 
     def __init__(self, content: memoryview, position: int, allowance: Allowance, base: int) -> None:
-        """Refer to a table.
-
-        Args:
-            content: the flatbuffer.
-            position: the table's position in it.
-            allowance: the memory limit.
-            base: the flatbuffer's position in the file.
-        """
+        """Refer to the table at a position of a flatbuffer; `base` is the flatbuffer's position in the file."""
         allowance.spend(_TABLE)
         self.content, self.position, self.allowance, self.base = content, position, allowance, base
         self.vtable = position - self._at(position, "<i")

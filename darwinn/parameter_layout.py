@@ -24,7 +24,8 @@ from compress.core.errors import ModelError
 from darwinn.blocks import INPUT_BLOCK, ROW_BLOCK, round_up
 
 ALIGNMENT = 64
-"""Every region starts at a multiple of this number of bytes, and is filled up with zeros."""
+"""Every region starts at a multiple of this number of bytes, and is filled up with zeros: so do all 446 regions of 29
+compiled models (`benchmarks/results/explain.json`)."""
 VECTOR_BLOCK = 64
 """The bytes of 4 values of a vector: 4 x 4 bytes, then zeros."""
 
@@ -214,9 +215,8 @@ class Matrix:
     def layout_of(self, inner: int, *, ones: bool = False) -> ParameterLayout:
         """Return a layout.
 
-        Args:
-            inner: the number of inner channel blocks.
-            ones: whether the multipliers of rows beyond the operator's outputs are 1.0, not 0.
+        `inner` is the number of inner channel blocks. With `ones`, the multipliers of rows beyond the operator's
+        outputs are 1.0, not 0.
         """
         sources, padding = [], []
         for first in range(0, len(self.positions), ROW_BLOCK):

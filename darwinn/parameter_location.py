@@ -81,7 +81,6 @@ class Leftover:
     Attributes:
         executable: the index of the executable in the file.
         extent: the positions in the executable's parameters.
-        kind: the kind of the bytes.
     """
 
     executable: int
@@ -345,12 +344,8 @@ def _layouts(
 ) -> Iterator[ParameterLayout]:
     """Yield the layouts of a region.
 
-    Args:
-        choice: the parameters.
-        usual: the first layout.
-        content: the bytes of the region.
-        all_blocks: whether the first block of the second tap, whose position gives the number of inner channel blocks,
-            may differ; then the four best are taken.
+    `usual` is the layout with the most inner channel blocks. With `all_blocks`, the first block of the second tap,
+    whose position gives the number of inner channel blocks, may differ; then the four best layouts are taken.
     """
     if isinstance(choice, Single):
         yield usual

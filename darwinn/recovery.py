@@ -71,8 +71,6 @@ class RecoveredOperator:
 
     Attributes:
         names: the name in TFLite; several names if they compile to the same instructions.
-        certainty: the certainty of the names.
-        steps: the indices of the operator's steps.
         geometry: the dimensions of an operator with weights or a window.
         height: the height of the output; None if unknown.
         width: the width of the output; None if unknown.
@@ -114,10 +112,8 @@ def recover(
 ) -> list[RecoveredOperator]:
     """Return the operators of a program, in the order of execution.
 
-    Args:
-        steps: the steps of the program.
-        parameters: the cached and the streamed parameters, each kind in the order of its use.
-        contents: the bytes of each of the parameters.
+    `parameters` has the cached and the streamed parameters, each kind in the order of its use, and `contents` the bytes
+    of each of them.
     """
     recovery = _Recovery(steps, parameters, contents)
     for index in range(len(steps)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,22 +95,11 @@ def relink_files(new: Path, old: Path, template: Path, *, keep_names: bool = Fal
     return relink(contents[0], contents[1], compiled_file.read(template), keep_names=keep_names)
 
 
-def relink(
-    new: bytes,
-    old: bytes,
-    template: CompiledFile,
-    *,
-    keep_names: bool = False,
-    random: Callable[[int], int] = secrets.randbits,
-) -> Relinked:
+def relink(new: bytes, old: bytes, template: CompiledFile, *, keep_names: bool = False) -> Relinked:
     """Put a model into the program of another one with the same structure.
 
-    Args:
-        new: the .tflite file of the model.
-        old: the .tflite file of the model that the template was compiled from.
-        template: the compiled file.
-        keep_names: whether the old names of tensors may stay.
-        random: returns a random integer of that many bits; for caching tokens.
+    `new` and `old` are .tflite files; the template was compiled from `old`. With `keep_names`, the old names of tensors
+    stay.
 
     Raises:
         ModelError: a file is damaged.
@@ -120,7 +109,7 @@ def relink(
     attempt.problems += attempt.structure()
     if not attempt.problems:
         attempt.problems += surroundings.replace_metadata(attempt.replacement, template, *models, (old, new))
-        attempt.write(random)
+        attempt.write()
     if not attempt.problems:
         written = compiled_file.parse(bytes(attempt.replacement.content), "the new file")
         attempt.problems += [f"the new file is wrong: {reason}" for reason in not_verified(written, models[1])]
@@ -143,7 +132,7 @@ class _Attempt:
         problems = [f"the template: {reason}" for reason in not_verified(self.template, self.old)]
         return problems + structure.differences(self.old, self.new)
 
-    def write(self, random: Callable[[int], int]) -> None:
+    def write(self) -> None:
         """Replace everything, and add the reasons against it to the problems."""
         cpu = compare_cpu_part(self.template.graph, self.old, self.template.custom_operators)
         self.mapped = {operator.index for operator in self.old.operators} - cpu.operators
@@ -151,7 +140,7 @@ class _Attempt:
         self._parameters()
         self._instructions()
         self._surroundings(cpu.tensors)
-        tokens = _fresh_tokens(self.template, random)
+        tokens = _fresh_tokens(self.template)
         self.problems += surroundings.replace_tokens(self.replacement, self.template, tokens)
         self.problems += self.replacement.problems
 
@@ -240,14 +229,14 @@ class _Attempt:
         self.changes["instructions changed"] = replaced
 
 
-def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:
+def _fresh_tokens(file: CompiledFile) -> dict[int, int]:
     """Return a new token for each one of a file, different from all of them."""
     old = {executable.token for executable in file.executables}
     tokens: dict[int, int] = {}
     for token in old:
-        fresh = random(64)
+        fresh = secrets.randbits(64)
         while not fresh or fresh in old or fresh in tokens.values():
-            fresh = random(64)
+            fresh = secrets.randbits(64)
         tokens[token] = fresh
     return tokens
 

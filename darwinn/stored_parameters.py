@@ -21,11 +21,11 @@ from darwinn.blocks import (
     FLATTENED_MAP_BYTES,
     INPUT_BLOCK,
     ROW_STEP,
-    channel_sources,
     padded_rows,
     position,
     round_up,
     touching_taps,
+    unaligned_joins,
 )
 from darwinn.operator_constants import INT8_OFFSET
 from darwinn.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
@@ -36,11 +36,7 @@ _MOST_ONES = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Single:
-    """Parameters with one possible layout.
-
-    Attributes:
-        values: the values of the operator.
-    """
+    """Parameters with one possible layout."""
 
     values: Values
     layout: ParameterLayout
@@ -320,15 +316,7 @@ def _reshape(operator: Operator, graph: Graph) -> list[StoredParameters]:
 def _joined(operator: Operator, graph: Graph) -> list[StoredParameters]:
     """Return the 1x1 convolutions that join or split channels that are not in whole blocks of 4."""
     parts = []
-    for index in operator.outputs:
-        consumers = graph.consumers.get(index, ())
-        if index not in graph.outputs and all(consumer.name in ("CONCATENATION", "SPLIT") for consumer in consumers):
-            continue
-        sources = channel_sources(index, graph)
-        aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
-        if aligned and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
-            continue
-        width = sum(round_up(position(graph.tensors[tensor])[2], INPUT_BLOCK) for tensor, _, _ in sources)
+    for index, sources, width in unaligned_joins(operator, graph):
         outputs = position(graph.tensors[index])[2]
         if width * outputs > _MOST_ONES or sum(count for _, _, count in sources) != outputs:
             continue

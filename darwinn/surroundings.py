@@ -22,11 +22,11 @@ from darwinn.operator_constants import unsigned_zero_point
 from darwinn.package import LayerInfo, PackageTable
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
-_MODEL_BUFFERS = 4
-_SUBGRAPH_TENSORS = 0
-_TENSOR_QUANTIZATION = 4
-_QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3
-_BUFFER_DATA = 0
+_MODEL_BUFFERS = 4  # Model.buffers
+_SUBGRAPH_TENSORS = 0  # SubGraph.tensors
+_TENSOR_QUANTIZATION = 4  # Tensor.quantization
+_QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3  # QuantizationParameters.scale and .zero_point
+_BUFFER_DATA = 0  # Buffer.data
 _ALLOWANCE = 1 << 24
 """The memory limit for reading tensors of a file that was parsed before, in addition to its size."""
 _SHORTEST_NAME = 8

@@ -29,7 +29,8 @@ from darwinn.traversal import WORD_BYTES, Loop, Traversal, traversals
 MAX_STEPS = 4_000
 """A large network has 300."""
 _VECTOR_BUNDLE = 15
-"""The distance from the first bundle of a tensor instruction to the one with its constants."""
+"""The distance from the first bundle of a tensor instruction to the one with its constants: read from 29 compiled
+models, as the fields in `instructions`."""
 _PRODUCTS, _MAXIMA, _SUMS, _INTERPOLATION = 1, 2, 3, 5
 _COPY = 0x60
 """The kind in MULTIPLY without weights: a copy, or a function by table."""
@@ -83,7 +84,6 @@ class ProgramStep:
     """Instructions with the same constants, for different tiles.
 
     Attributes:
-        kind: the computation.
         name: the name of a function; "" for another kind.
         parameter_tiles: the tiles of each instruction after it that sends data from the memory of a tile: its
             parameters, before other data.

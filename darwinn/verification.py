@@ -61,7 +61,6 @@ class VerificationDifference:
         message: what differs, for a person.
         operator: the index of the operator in the model; None for a difference outside of the Edge TPU's operators.
         kind: "weight", "bias", "multiplier", "zero point", "constant", "scale", "interface", "cpu" or "missing".
-        tensor: the name of the tensor.
         count: the number of differing values.
         numbers: the first differing values: index in the tensor, value in the model, value in the compiled file.
     """

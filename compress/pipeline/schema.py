@@ -254,7 +254,7 @@ def _target(name: str, root: DocumentNode) -> Target:
         return targets.load(name)
     except PipelineError as error:
         error.where = root.where("target")
-        error.hint = nearest(name, targets.names())
+        error.hint = nearest(name, targets.TARGETS)
         raise
 
 

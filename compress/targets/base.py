@@ -1,7 +1,7 @@
 """The protocol of a target: check, legalize, cost and compile.
 
-A target is a package next to this file, which exports an instance of `Target` as `TARGET`. The rest of the program uses
-targets through this protocol only.
+A target is a package next to this file with an instance of `Target`, and `compress.targets.TARGETS` lists it. The rest
+of the program uses targets through this protocol only.
 """
 
 from __future__ import annotations
@@ -108,7 +108,6 @@ class TargetCompiler:
     """A vendor's compiler.
 
     Attributes:
-        name: the program's name.
         version: the version whose results are predicted.
         runtimes: for each version, the newest runtime of the device that the compiler writes for.
     """
@@ -144,7 +143,6 @@ class OperatorShape:
         output_shape: height, width and channels of the output.
         input_shape: height, width and channels of the input.
         kernel: height and width of the window; 1x1 for an operator without a window.
-        index: the operator's position in the model.
         name: the operator's name in messages.
         constant: whether the operator has one constant for each output channel, such as the slopes of a PReLU.
     """
@@ -227,11 +225,7 @@ class CostModel:
         return shape
 
     def activation_operators(self, function: str) -> int:
-        """Return the number of operators for an activation, in addition to the operator before it.
-
-        Args:
-            function: the Keras name of the activation, such as "silu".
-        """
+        """Return the number of operators for an activation (a Keras name, "silu"), in addition to the one before it."""
         return 0 if function in ("linear", "relu", "relu6") else 1
 
     def input_bytes(self, shape: Sequence[int]) -> int:
@@ -268,8 +262,7 @@ class HardwareCostModel(CostModel, ABC):
     def cache_limit_bytes(self, smallest: NetworkCost) -> int:
         """Return the memory that all parameters must fit into, so that none is streamed.
 
-        Args:
-            smallest: the cost of the network with as few channels as possible.
+        `smallest` is the cost of the network with as few channels as possible.
         """
 
     @abstractmethod
@@ -302,7 +295,6 @@ class Target(ABC):
 
     Attributes:
         name: the target's name in pipeline.yaml.
-        summary: one line about the target.
         digest: SHA-256 of the constants, part of the cache key of every stage that depends on the target.
         compiler: the vendor's compiler; NO_COMPILER if models need none.
     """
@@ -315,9 +307,7 @@ class Target(ABC):
     def compiled_by(self, version: str, runtime: int | None = None) -> Target:
         """Return the same target with another version of its compiler.
 
-        Args:
-            version: the compiler's version.
-            runtime: the oldest runtime that the compiled model must run on; the version's own if it is None or newer.
+        `runtime` is the oldest runtime that the compiled model must run on; the version's own if it is None or newer.
 
         Raises:
             PipelineError: the compiler has no such version.
@@ -332,9 +322,7 @@ class Target(ABC):
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CheckResult:
         """Predict where each operator of a model runs, with the reason.
 
-        Args:
-            graph: the model.
-            all_subgraphs: whether the compiler makes several partitions.
+        With `all_subgraphs`, the compiler makes several partitions.
 
         Raises:
             ModelError: the model is damaged.
@@ -362,11 +350,7 @@ class Target(ABC):
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
         """Compile a model, and write the result into a folder.
 
-        Args:
-            model: the .tflite file.
-            settings: the compile stage's settings.
-            folder: the folder for compiled files.
-            note: a function that shows a message at once.
+        `folder` gets the compiled files, and `note` shows a message at once.
 
         Returns:
             Facts for the report: `placement`, `compiled` (a boolean), and others that depend on the target.

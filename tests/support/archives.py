@@ -26,7 +26,6 @@ def written(content: Any, members: Mapping[str, bytes] | None = None) -> bytes:
 
 
 def table(members: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """The manifest's table of members."""
     return [
         {"name": name, "size": len(members[name]), "sha256": hashlib.sha256(members[name]).hexdigest()}
         for name in sorted(members)

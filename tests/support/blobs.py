@@ -70,8 +70,6 @@ class Silence(SilentProgress):
 
 @dataclass
 class Noting(Silence):
-    """Progress that stores its notes."""
-
     noted: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:

@@ -39,7 +39,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Call a method of the protocol; return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -80,7 +79,6 @@ class Browser:
             time.sleep(0.05)
 
     def text(self, element: str) -> str:
-        """Return the visible text of an element."""
         return str(self.value(f"document.getElementById({element!r}).innerText"))
 
     def click(self, element: str) -> None:
@@ -98,7 +96,6 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def choose(self, element: str, files: list[Path]) -> None:
-        """Choose files in a file input."""
         response = self.call("Runtime.evaluate", expression=f"document.getElementById({element!r})")
         names = [str(path) for path in files]
         self.call("DOM.setFileInputFiles", files=names, objectId=response["result"]["objectId"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import branches
 import operator_tables
 from paths import EDGETPU
 
@@ -55,7 +53,6 @@ class CompiledModel:
         return sum(ours != real for ours, real in zip(predicted, self.placement, strict=True))
 
     def predicted_parameter_bytes(self) -> int:
-        """Return the predicted parameter bytes of the mapped operators."""
         target = TARGET.compiled_by(self.version, self.runtime)
         return sum(operator_parameters.count(op, self.parsed, target).size_bytes for op in self.mapped)
 
@@ -140,26 +137,3 @@ def reported(row: dict[str, Any]) -> bool:
         (allocation.report_off_chip_bytes, "report_off_chip_MiB"),
     )
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
-
-
-def left_out(models: Sequence[CompiledModel]) -> dict[str, Any]:
-    """Count the models whose total is exact, with and without those that need a branch of their own.
-
-    A branch belongs to one model, or to one family (models with the same operators), if no other one reaches it.
-    """
-    supports = {model.name: _reached(model) for model in models}
-    kinds = {model.name: tuple(op.name for op in model.parsed.operators) for model in models}
-    alone = branches.alone(supports, {name: name for name in supports})
-    families = branches.alone(supports, kinds)
-    exact = [model.name for model in models if model.predicted_parameter_bytes() == model.parameter_bytes]
-    return {
-        "exact": len(exact),
-        "exact_without_branches_of_their_own": sum(not alone[name] for name in exact),
-        "families": len(set(kinds.values())),
-        "exact_without_branches_of_their_family": sum(not families[name] for name in exact),
-        "branches_of_one_family": {name: lines for name, lines in families.items() if lines},
-    }
-
-
-def _reached(model: CompiledModel) -> frozenset[branches.Branch]:
-    return branches.reached(model.predicted_parameter_bytes, (operator_parameters, parameter_memory))

@@ -194,7 +194,6 @@ def environment(**more: object) -> dict[str, str]:
 
 
 def runner(*arguments: object, python: str = sys.executable, **more: object) -> subprocess.CompletedProcess[str]:
-    """Run the runner's command line in a separate process."""
     command = [python, "-W", "error", "-m", "deploy", *map(str, arguments)]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=120)
 

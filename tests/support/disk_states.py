@@ -50,7 +50,6 @@ COUNTED = "counted"
 
 
 def read(trace: Path) -> list[Operation]:
-    """Read a record."""
     content, position, operations = trace.read_bytes(), 0, []
     while position < len(content):
         end = content.index(b"\n", position)

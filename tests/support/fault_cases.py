@@ -23,9 +23,6 @@ from fault_subjects import NEW, OLD, PARTLY, REMOVED, Subject, subjects
 POWER_CUT, TWO_AT_ONCE, OTHER_USER = "power cut", "two at once", "other user"
 OWNERS = ("all", "all, hidden", "results", "results, hidden")
 NOBODY = 65534
-SHARES = {**dict.fromkeys(FAULTS, 1.0), POWER_CUT: 3.0, TWO_AT_ONCE: 0.5, "killed": 2.0}
-"""The relative number of cases for each fault of a subject."""
-SUBJECT_SHARES = {"run": 2.0, "deploy": 3.0, "first deploy": 1.0, "training": 0.2}
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class Case:
 
     @staticmethod
     def parse(text: str) -> Case:
-        """Parse the name of a case."""
         subject, fault, at = text.split("/")
         return Case(subject, fault, int(at))
 
@@ -90,14 +86,12 @@ class Bench:
         self._counted: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
-        """End the processes."""
         for forge in (self._forge, self._second):
             if forge is not None:
                 forge.close()
 
     @property
     def names(self) -> list[str]:
-        """The names of all subjects."""
         return list(self._subjects)
 
     def _place(self, subject: Subject, what: str) -> Path:
@@ -151,7 +145,6 @@ class Bench:
     # --- judging ----------------------------------------------------------------------------------------------
 
     def judge(self, case: Case) -> Verdict:
-        """Disturb a command, and return the verdict."""
         subject = self.subject(case.subject)
         self._restore(subject)
         if case.fault == POWER_CUT:
@@ -243,26 +236,20 @@ class Bench:
 
 
 def plan(bench: Bench, count: int, only: str = "") -> list[Case]:
-    """Choose cases in proportion to the shares of subjects and faults, evenly spread over the operations.
+    """Choose about `count` cases: equally many of each subject and fault, evenly spread over the operations.
 
-    Args:
-        bench: the bench, which knows the number of operations.
-        count: the approximate number of cases.
-        only: a prefix of the names of the cases; empty for all.
+    `only` is a prefix of the names of the cases; empty for all.
     """
-    names = [name for name in bench.names if only.partition("/")[0] in ("", name)]
-    total = sum(SUBJECT_SHARES.get(name, 1.0) for name in names)
-    chosen: list[Case] = []
-    for name in names:
-        subject = bench.subject(name)
-        due = count * SUBJECT_SHARES.get(name, 1.0) / total
-        available = {}
+    positions = {}
+    for name in bench.names:
         for fault in (*FAULTS, POWER_CUT, TWO_AT_ONCE, OTHER_USER):
-            if f"{name}/{fault}/".startswith(only) and _is_possible(subject, fault):
-                available[fault] = bench.positions(subject, fault)
-        for fault, number in _shared(due, available).items():
-            step = available[fault] / number if number else 0
-            chosen += [Case(name, fault, int(step * (index + 0.5))) for index in range(number)]
+            if f"{name}/{fault}/".startswith(only) and _is_possible(bench.subject(name), fault):
+                positions[name, fault] = bench.positions(bench.subject(name), fault)
+    each = max(count // len(positions), 1)
+    chosen = []
+    for (name, fault), available in positions.items():
+        number = min(each, available)
+        chosen += [Case(name, fault, int(available / number * (index + 0.5))) for index in range(number)]
     return chosen
 
 
@@ -272,21 +259,6 @@ def _is_possible(subject: Subject, fault: str) -> bool:
     if fault == "no links":
         return "deploy" in subject.name  # no other command creates links
     return not (subject.alone and fault in (POWER_CUT, TWO_AT_ONCE))
-
-
-def _shared(due: float, available: dict[str, int]) -> dict[str, int]:
-    """Divide cases among faults by their shares. A fault with too few positions leaves the rest to the others."""
-    numbers = dict.fromkeys(available, 0)
-    for _ in range(10):
-        rest = due - sum(numbers.values())
-        open_faults = [fault for fault in available if numbers[fault] < available[fault]]
-        weight = sum(SHARES.get(fault, 1.0) for fault in open_faults)
-        if rest < 1 or not weight:
-            break
-        for fault in open_faults:
-            more = max(round(rest * SHARES.get(fault, 1.0) / weight), 1)
-            numbers[fault] = min(numbers[fault] + more, available[fault])
-    return numbers
 
 
 def _changed(subject: Subject) -> set[str]:

@@ -24,7 +24,6 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 SPACE_OPERATIONS = "open,write,truncate,mkdir,symlink,link,sync"
 ALL_OPERATIONS = f"{SPACE_OPERATIONS},rename,unlink,rmdir,chmod,flock"
 YEARS_S = 20 * 365 * 86_400
-TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,9 @@ class Fault:
 
     @property
     def kills(self) -> bool:
-        """Whether the process is killed."""
         return self.action in ("kill", "torn")
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that configure the library."""
         values = {
             "FAULT_ACTION": self.action,
             "FAULT_FAMILY": self.family,
@@ -110,7 +107,6 @@ def missing() -> str:
 
 
 def library(folder: Path) -> Path:
-    """Compile the library into a folder; return its path."""
     path = folder / "fault_shim.so"
     command = [str(COMPILER), "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-o", str(path), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True)
@@ -254,7 +250,6 @@ class Forge:
         self._process.stdin.flush()
 
     def finish(self) -> Outcome:
-        """Wait for the command; return its outcome."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         errors = self._errors.read_text(errors="replace")
@@ -271,12 +266,10 @@ class Forge:
         *,
         alone: bool = False,
     ) -> Outcome:
-        """Run a command; return its outcome."""
         self.start(arguments, folder, fault, trace, alone=alone)
         return self.finish()
 
     def close(self) -> None:
-        """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -17,6 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 import data_files
+from google.protobuf import empty_pb2
+from google.protobuf.internal.wire_format import (
+    WIRETYPE_FIXED32,
+    WIRETYPE_FIXED64,
+    WIRETYPE_LENGTH_DELIMITED,
+    WIRETYPE_START_GROUP,
+)
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 Change = Callable[[bytes, random.Random], bytes]
 MOST_BYTES = 4 << 20
@@ -141,19 +150,13 @@ def zip_changes(content: bytes, dice: random.Random) -> bytes:
     elif way == 1:
         members[dice.choice(("../" + name, "/" + name, name + ".pkl", dice.choice(HOSTILE_TEXT)))] = members.pop(name)
     else:
-        members[name] = nested_changes(members[name], dice)
+        change = json_changes if members[name][:1] in (b"{", b"[") else byte_changes
+        members[name] = change(members[name], dice)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", dice.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as packed:
         for member_name, value in members.items():
             packed.writestr(zipfile.ZipInfo(member_name.replace("\0", "0")), value)
     return stream.getvalue()
-
-
-def nested_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change a member according to its format."""
-    if content[:1] in (b"{", b"["):
-        return json_changes(content, dice)
-    return byte_changes(content, dice)
 
 
 def protobuf_changes(content: bytes, dice: random.Random) -> bytes:
@@ -163,44 +166,19 @@ def protobuf_changes(content: bytes, dice: random.Random) -> bytes:
     return _message_changes(content, dice, 0)
 
 
-def _fields(content: bytes) -> list[tuple[int, int, Any]] | None:
-    """Return the fields of a message as number, wire type and value; None if the bytes are not a message."""
-    fields: list[tuple[int, int, Any]] = []
-    place = 0
-    while place < len(content):
-        tag, place = _varint(content, place)
-        number, kind = tag >> 3, tag & 7
-        value: Any
-        if kind == 0:
-            value, place = _varint(content, place)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-            value, place = content[place : place + size], place + size
-        elif kind == 2:
-            size, place = _varint(content, place)
-            value, place = content[place : place + size], place + size
-            if len(value) < size:
-                return None
-        else:
-            return None
-        if not 0 < number < 1000 or place > len(content):
-            return None
-        fields.append((number, kind, value))
-    return fields
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while place < len(content) and shift < 70:
-        value |= (content[place] & 127) << shift
-        place, shift = place + 1, shift + 7
-        if not content[place - 1] & 128:
-            return value, place
-    return 0, len(content) + 1
+def _fields(content: bytes) -> list[tuple[int, int, Any]]:
+    """Return the fields of a message as number, wire type and value; none if the bytes are not a message."""
+    message = empty_pb2.Empty()
+    try:
+        message.ParseFromString(content)
+    except DecodeError:
+        return []
+    fields = [(field.field_number, field.wire_type, field.data) for field in UnknownFieldSet(message)]
+    return fields if all(kind != WIRETYPE_START_GROUP for _, kind, _ in fields) else []
 
 
 def _message_changes(content: bytes, dice: random.Random, depth: int) -> bytes:
-    fields = _fields(content) if content else None
+    fields = _fields(content)
     if not fields:
         if content.isascii() and dice.random() < 0.7:
             return text_changes(content, dice)
@@ -212,28 +190,23 @@ def _message_changes(content: bytes, dice: random.Random, depth: int) -> bytes:
         fields.insert(dice.randrange(len(fields) + 1), dice.choice(fields))
     elif way == 1 and depth:
         del fields[place]
-    elif way == 2 and len(value if kind == 2 else b"") < 5000:
+    elif way == 2 and (kind != WIRETYPE_LENGTH_DELIMITED or len(value) < 5000):
         fields[place:place] = [fields[place]] * dice.choice((2, 50, 2000))
-    elif kind == 2:
-        inside = _message_changes if dice.random() < 0.9 else byte_changes_of_depth
-        fields[place] = (number, kind, inside(value, dice, depth + 1))
-    elif kind == 0:
-        fields[place] = (number, kind, dice.choice((*INTEGERS, value + 1, value - 1)) & 2**64 - 1)
+    elif kind == WIRETYPE_LENGTH_DELIMITED:
+        changed = _message_changes(value, dice, depth + 1) if dice.random() < 0.9 else byte_changes(value, dice)
+        fields[place] = (number, kind, changed)
     else:
-        fields[place] = (number, kind, byte_changes(value, dice)[: len(value)].ljust(len(value), b"\0"))
+        bits = 32 if kind == WIRETYPE_FIXED32 else 64
+        fields[place] = (number, kind, dice.choice((*INTEGERS, value + 1, value - 1)) & 2**bits - 1)
     return b"".join(_field(*field) for field in fields)
-
-
-def byte_changes_of_depth(content: bytes, dice: random.Random, depth: int) -> bytes:
-    return byte_changes(content, dice)
 
 
 def _field(number: int, kind: int, value: Any) -> bytes:
     head = data_files.varint(number << 3 | kind)
-    if kind == 0:
-        return head + data_files.varint(value)
-    length = data_files.varint(len(value)) if kind == 2 else b""
-    return bytes(head + length + value)
+    if kind == WIRETYPE_LENGTH_DELIMITED:
+        return bytes(head + data_files.varint(len(value)) + value)
+    sizes = {WIRETYPE_FIXED32: 4, WIRETYPE_FIXED64: 8}
+    return head + (value.to_bytes(sizes[kind], "little") if kind in sizes else data_files.varint(value))
 
 
 def record_changes(content: bytes, dice: random.Random) -> bytes:

@@ -632,7 +632,6 @@ def read_names(folder: Path, seed: Seed) -> None:
 
 
 def targets() -> dict[str, Target]:
-    """Return all targets by name."""
     all_targets = [
         Target("http", http_seeds, by(change.http_changes), read_http, http_refusals(), share=34),
         Target("names", name_seeds, by(change.text_changes), read_names, share=8),

@@ -122,19 +122,17 @@ def members():
 
 
 def packed():
-    """Return a small bundle."""
     return bundle.pack(manifest(), members())
 
 
-def accepted(content, start=0):
+def accepted(content):
     """Return how many damaged copies of a bundle are accepted: this must be 0, and no other error may occur.
 
-    Each copy has a changed byte, or is cut, at a position from `start` on.
+    Each copy has a changed byte, or is cut.
     """
     count = 0
-    places = range(start, len(content))
-    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in places]
-    for changed in changes + [content[:i] for i in places[start > 0 :]]:
+    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(len(content))]
+    for changed in changes + [content[:i] for i in range(len(content))]:
         try:
             bundle.Bundle(changed)
         except bundle.BundleError:

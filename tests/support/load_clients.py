@@ -56,7 +56,6 @@ class Client:
             self.close(selector)
 
     def close(self, selector: selectors.BaseSelector) -> None:
-        """Close the connection."""
         if self.sock is not None:
             selector.unregister(self.sock)
             self.sock.close()

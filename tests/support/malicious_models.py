@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from data_files import field
 
 WITNESS = "coralline-was-here"
 Case = Callable[[Path], Path]
@@ -82,15 +83,15 @@ def deep(levels: int) -> str:
     return json.dumps(inner)
 
 
-def doubling(levels: int, calls: int = 10) -> dict[str, Any]:
-    """Return a model that calls a model several times, which calls a model several times, and so on."""
+def doubling(levels: int) -> dict[str, Any]:
+    """Return a model that calls a model ten times, which calls a model ten times, and so on."""
     model: dict[str, Any] = layer("Dense", "leaf", units=4)
     for level in range(levels):
-        nodes = [[["in", 0, 0, {}]]] + [[[f"n{level}", at, 0, {}]] for at in range(calls - 1)]
+        nodes = [[["in", 0, 0, {}]]] + [[[f"n{level}", at, 0, {}]] for at in range(9)]
         input_layer = layer("InputLayer", "in", batch_input_shape=[None, 4])
         inside = {**model, "name": f"n{level}", "inbound_nodes": nodes}
         inside["config"] = {**model["config"], "name": f"n{level}"}
-        ends = {"input_layers": [["in", 0, 0]], "output_layers": [[f"n{level}", calls - 1, 0]]}
+        ends = {"input_layers": [["in", 0, 0]], "output_layers": [[f"n{level}", 9, 0]]}
         layers = [{**input_layer, "name": "in", "inbound_nodes": []}, inside]
         model = {"class_name": "Functional", "config": {"name": f"m{level}", "layers": layers, **ends}}
     return model
@@ -170,14 +171,6 @@ def folder_of(content: bytes, **others: bytes) -> Case:
         return folder / "saved"
 
     return write
-
-
-def field(number: int, content: bytes) -> bytes:
-    size, out = len(content), bytearray([number << 3 | 2])
-    while size > 127:
-        out.append(size & 127 | 128)
-        size >>= 7
-    return bytes(out) + bytes([size]) + content
 
 
 def described(config: Any) -> Case:

@@ -13,6 +13,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import fuzz_mutations
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
@@ -25,8 +26,6 @@ WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
 @dataclass(frozen=True)
 class Model:
-    """A valid file."""
-
     name: str
     content: bytes
 
@@ -73,14 +72,6 @@ def _range(array: Any, start: int) -> tuple[int, int]:
 Mutator = Callable[[Model, random.Random], bytes]
 
 
-def flipped(model: Model, dice: random.Random) -> bytes:
-    """Flip bits anywhere."""
-    changed = bytearray(model.content)
-    for _ in range(dice.choice((1, 2, 8, 64))):
-        changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
-    return bytes(changed)
-
-
 def flipped_structure(model: Model, dice: random.Random) -> bytes:
     """Flip bits of offsets, lengths and numbers."""
     changed = bytearray(model.content)
@@ -114,34 +105,6 @@ def redirected(model: Model, dice: random.Random) -> bytes:
         place, other = sorted(dice.choices(model.structure, k=2))
         (offset,) = struct.unpack_from("<I", changed, other)
         struct.pack_into("<I", changed, place, (other + offset - place) & 0xFFFFFFFF)
-    return bytes(changed)
-
-
-def cut(model: Model, dice: random.Random) -> bytes:
-    """Remove bytes at the end or inside."""
-    start = dice.randrange(len(model.content))
-    return model.content[:start] + (model.content[start + dice.randrange(64) :] if dice.random() < 0.3 else b"")
-
-
-def grown(model: Model, dice: random.Random) -> bytes:
-    """Insert bytes at the end or inside."""
-    start = len(model.content) if dice.random() < 0.5 else dice.choice(model.structure)
-    return model.content[:start] + dice.randbytes(dice.choice((1, 3, 4, 64, 4096))) + model.content[start:]
-
-
-def filled(model: Model, dice: random.Random) -> bytes:
-    """Fill a range with zero bits or one bits."""
-    start, size = dice.choice(model.structure), dice.choice((1, 2, 4, 8, 32, 512))
-    size = min(size, len(model.content) - start)
-    return model.content[:start] + dice.choice((b"\0", b"\xff")) * size + model.content[start + size :]
-
-
-def swapped(model: Model, dice: random.Random) -> bytes:
-    """Swap two ranges."""
-    changed, size = bytearray(model.content), dice.choice((4, 8, 64, 512))
-    first, second = (dice.choice(model.structure) for _ in range(2))
-    one, other = changed[first : first + size], changed[second : second + size]
-    changed[first : first + len(other)], changed[second : second + len(one)] = other, one
     return bytes(changed)
 
 
@@ -284,15 +247,11 @@ def _lists(source: Any, dice: random.Random) -> None:
 
 
 MUTATORS: dict[str, Mutator] = {
-    "bits": flipped,
+    "bytes": lambda model, dice: fuzz_mutations.byte_changes(model.content, dice),
     "bits of the structure": flipped_structure,
     "bits of weights": flipped_weights,
     "words": words,
     "offsets": redirected,
-    "cut": cut,
-    "grown": grown,
-    "filled": filled,
-    "swapped": swapped,
     "bombs": bomb,
     "one blob for many": one_blob,
     "edited": edited,

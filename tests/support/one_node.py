@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.model.importers.onnx import onnx_file
 
 EXACT = 2e-5
-DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ def write(models: list[dict[str, Any]], memory_reports: list[dict[str, Any]]) ->
 
 
 def table_of(parsed: graph.Graph) -> dict[str, Any]:
-    """Return the operator table of a graph."""
     tensor_kinds, tensors = _unique([_tensor_row(tensor) for tensor in parsed.tensors])
     operator_kinds, kinds = _unique([_operator_row(operator) for operator in parsed.operators])
     operators = [[kind, op.inputs, op.outputs] for kind, op in zip(kinds, parsed.operators, strict=True)]

@@ -9,10 +9,10 @@ from typing import Any
 from PIL import Image
 
 
-def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100, mode: str = "RGB") -> Path:
+def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100) -> Path:
     """Write an image of width and height `size` in one colour; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value if mode != "RGB" else (value, value // 2, 0)).save(path)
+    Image.new("RGB", size, (value, value // 2, 0)).save(path)
     return path
 
 

@@ -32,7 +32,6 @@ class Server:
     port: int
 
     def new_database(self) -> str:
-        """Create a database, and return its URL for SQLAlchemy."""
         name = f"search_{next(_NUMBERS)}"
         run("createdb", "-h", "localhost", "-p", str(self.port), "-U", "searcher", name)
         return f"postgresql+psycopg://searcher@localhost:{self.port}/{name}"

@@ -16,7 +16,6 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
-from compress.targets import load
 from compress.targets.edgetpu import latency
 from compress.targets.edgetpu.constants import CONSTANTS, LatencyConstants
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
@@ -41,7 +40,6 @@ STACK = re.compile(r"conv(\d+)x(\d+)x(\d+)layers_(\d+)x(\d+)_F(\d+)")
 STACKS_COUNT_AS = 4
 """The weight of all stacks together, as a number of networks: they are one architecture."""
 FAMILIES = ("mobilenet", "inception", "resnet", "vgg", "squeezenet", "efficientnet", "unet", "stack")
-TARGET = load("edgetpu")
 PRIOR_WEIGHT = 0.1
 """The weight with which a constant is held near its known value."""
 LOSS_SCALE = 0.08
@@ -179,7 +177,6 @@ def _weights(rows: Sequence[Row]) -> Any:
 
 
 def fitted(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the constants that fit the rows best."""
     start = flat(KNOWN)
     names, zero = list(start), np.log(list(start.values()))
     importance = np.sqrt(_weights(rows))

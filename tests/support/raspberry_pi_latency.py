@@ -36,7 +36,6 @@ Constants = dict[str, float]
 
 
 def measurements(host: str) -> list[Measurement]:
-    """The published measurements on one host."""
     return [row for row in csv.DictReader(MEASUREMENTS.read_text().splitlines()) if row["host"] == host]
 
 
@@ -105,6 +104,5 @@ def between() -> Constants:
 
 
 def constants() -> dict[str, Constants]:
-    """Return the constants of the three hosts."""
     pi4 = fitted([row for row in measurements("pi4-usb3") if row["table"]])
     return {"pi4-usb3": pi4, "pi5-usb3": scaled(pi4, transfer_ratios()), "pi5-pcie": between()}

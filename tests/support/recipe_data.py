@@ -53,14 +53,12 @@ def models(folder: Path) -> None:
 
 
 def photo(path: Path, side: int = 24) -> None:
-    """Write a photo of noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(len(path.name)).integers(0, 255, (side, side, 3), np.uint8)
     Image.fromarray(noise).save(path)
 
 
 def table(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a CSV table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)

@@ -110,7 +110,6 @@ def missing() -> str:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Host]:
-    """Run a host until the context ends."""
     (folder / "bin").mkdir(parents=True)
     for name in ("host", "user"):
         command = [str(KEYGEN), "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(folder / name)]

@@ -19,8 +19,8 @@ MAP = Tensor((1, 8, 8, 8), scales=(STEP,), zero_point=-3)
 """The input of most models here: values from -6.25 to 6.5."""
 
 
-def codes(*shape: int, low: int = -127) -> NDArray[np.int8]:
-    return RANDOM.integers(low, 128, shape).astype(np.int8)
+def codes(*shape: int) -> NDArray[np.int8]:
+    return RANDOM.integers(-127, 128, shape).astype(np.int8)
 
 
 def weights(*shape: int, scales: int = 1) -> Tensor:
@@ -162,10 +162,6 @@ def mirrored(mode: int) -> Graph:
 def dense_on_rows(x: Tensor, out: Tensor, scales: int = 1) -> Graph:
     inputs = [x, weights(12, 8, scales=scales), bias(12)]
     return one_op.one("FULLY_CONNECTED", inputs, out, 4, keepNumDims=True, fusedActivationFunction=1)
-
-
-def dense_on_unsigned_rows() -> Graph:
-    return dense_on_rows(unsigned(made(1, 9, 8)), unsigned(made(1, 9, 12, step=0.4)))
 
 
 def dilated(same: bool) -> Graph:

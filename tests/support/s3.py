@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -24,70 +25,53 @@ ACCESS_KEY, SECRET_KEY = "reader-and-writer", "kept-by-nobody"
 BUCKET = "shared"
 
 
+@dataclass(frozen=True)
 class Server:
-    """A server with one bucket.
-
-    Args:
-        folder: the folder that contains a folder of files for each bucket.
+    """A running server with one bucket.
 
     Attributes:
-        port: its port on localhost.
+        environment: the configuration of a client.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / BUCKET).mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The configuration of a client."""
-        return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-    def file(self, location: str, name: str) -> Path:
-        """Return the file of an object, by the location of its store."""
-        return self.folder / location.removeprefix("s3://") / name
-
-    def start(self) -> None:
-        """Start the server unless it runs, and wait until it accepts connections."""
-        assert PROGRAM is not None
-        if self._process is not None:
-            return
-        command = [PROGRAM, "serve", "s3", str(self.folder), "--addr", f"127.0.0.1:{self.port}"]
-        command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--config", os.devnull]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while True:  # it accepts connections after about 50 ms
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            assert self._process.poll() is None, "rclone has ended"
-            time.sleep(0.01)
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
 
     def kill(self) -> None:
-        """Kill the server (SIGKILL)."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self.process.kill()
+        self.process.wait()
 
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """Start a new server; remove its files at the end."""
+    """Start a new server, and wait until it accepts connections; remove its files at the end."""
+    assert PROGRAM is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     with tempfile.TemporaryDirectory(prefix="s3-") as folder:
-        server = Server(Path(folder))
-        server.start()
+        (Path(folder) / BUCKET).mkdir()
+        command = [PROGRAM, "serve", "s3", folder, "--addr", f"127.0.0.1:{port}"]
+        command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--config", os.devnull]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = Server(process, environment)
         try:
+            while not _accepts_connections(port):  # after about 50 ms
+                assert process.poll() is None, "rclone has ended"
+                time.sleep(0.01)
             yield server
         finally:
             server.kill()
+
+
+def _accepts_connections(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -36,7 +36,6 @@ def scene(random: np.random.Generator, side: int = 64) -> tuple[NDArray[np.uint8
 
 
 def scenes(count: int, seed: int = 0) -> list[tuple[NDArray[np.uint8], list[tuple[str, Box]]]]:
-    """Return this number of scenes."""
     random = np.random.default_rng(seed)
     return [scene(random) for _ in range(count)]
 
@@ -89,10 +88,10 @@ def coco(pictures: Sequence[tuple[str, Sequence[tuple[str, Box]]]]) -> dict[str,
     }
 
 
-def as_coco(folder: Path, counts: Sequence[int] = (8, 4), seed: int = 0) -> Path:
+def as_coco(folder: Path, counts: Sequence[int] = (8, 4)) -> Path:
     """Write images with COCO's files: train.json and test.json, with these numbers of images."""
     folder.mkdir(parents=True, exist_ok=True)
-    samples = scenes(sum(counts), seed)
+    samples = scenes(sum(counts))
     for split, start, count in (("train", 0, counts[0]), ("test", counts[0], counts[1])):
         named = []
         for index in range(start, start + count):

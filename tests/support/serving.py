@@ -45,8 +45,6 @@ class Slow:
 
 
 class Service:
-    """A server in a separate thread."""
-
     def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
@@ -93,12 +91,11 @@ def serving(model: Any, facts: dict[str, Any] = FACTS, **settings: Any) -> Itera
         assert not service.thread.is_alive()
 
 
-def raw(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
+def raw(service: Service, *pieces: bytes) -> bytes:
     """Send bytes; return everything that the service sends until it closes the connection."""
     with service.connect() as sock:
         for piece in pieces:
             sock.sendall(piece)
-            time.sleep(pause)
         response = b""
         while came := sock.recv(65536):
             response += came

@@ -123,5 +123,4 @@ def packed(
 
 
 def opened(**settings: Any) -> bundle.Bundle:
-    """Return the bundle, read and verified."""
     return bundle.Bundle(packed(**settings))

@@ -159,7 +159,6 @@ class Programs:
         return self.write("docker", _DOCKER.format(notes=str(self.folder / "docker-asked")))
 
     def write(self, name: str, body: str) -> Path:
-        """Write an executable Python program."""
         path = self.folder / name
         head = "import hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile, threading"
         path.write_text(f"#!{sys.executable} -IX utf8\n{head}\n{body}", encoding="utf-8")

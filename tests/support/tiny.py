@@ -84,8 +84,6 @@ def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: in
 
 
 class TfliteBuilder:
-    """A builder of a `ModelT`."""
-
     def __init__(self, *, int8: bool) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
@@ -168,10 +166,10 @@ class TfliteBuilder:
 # --- data and pipelines -----------------------------------------------------------------
 
 
-def data(path: Path, samples: int = 90, inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3) -> Path:
+def data(path: Path, inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3) -> Path:
     """Write a .npz file: x float32 in [0, 1], y class indices, the same number of each class."""
-    x = np.random.default_rng(1).random((samples, *inputs), np.float32)
-    np.savez(path, x=x, y=np.arange(samples) % classes)
+    x = np.random.default_rng(1).random((90, *inputs), np.float32)
+    np.savez(path, x=x, y=np.arange(90) % classes)
     return path
 
 
@@ -404,7 +402,6 @@ class Notes(SilentProgress):
 
 
 def statuses(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the status of each step of a run."""
     return {row["id"]: row["status"] for row in record["stages"]}
 
 

@@ -41,7 +41,6 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the outcome as a plain map."""
         return asdict(self)
 
 
@@ -90,7 +89,6 @@ def _waited(process: subprocess.Popen[bytes], deadline: float) -> tuple[bool, An
 
 
 def _outcome(folder: Path, code: int, cost: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a process that ended."""
     try:
         written = json.loads((folder / RESULT).read_text())
         status = written["status"]

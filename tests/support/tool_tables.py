@@ -18,7 +18,6 @@ def pair_name(subject: str, tool: str) -> str:
 
 
 def tables(results: Results, tools: Sequence[str], unsuitable: Sequence[tuple[str, str, str]]) -> str:
-    """Return all tables as Markdown."""
     parts = [
         quality_table(results, tools),
         cost_table(results, tools),
@@ -49,7 +48,6 @@ def _cell(pair: Mapping[str, Any] | None, cell: Any) -> str:
 
 
 def quality_table(results: Results, tools: Sequence[str]) -> str:
-    """Return the table of quality."""
     return _matrix(results, tools, _quality, _quality_label)
 
 
@@ -75,7 +73,6 @@ def _quality(pair: Mapping[str, Any]) -> str:
 
 
 def cost_table(results: Results, tools: Sequence[str]) -> str:
-    """Return the table of mapped operators, sizes and CPU seconds."""
     return _matrix(results, tools, _cost, lambda subject, about, pairs: subject)
 
 
@@ -88,8 +85,6 @@ def _cost(pair: Mapping[str, Any]) -> str:
 
 
 def latency_table(results: Results, tools: Sequence[str]) -> str:
-    """Return the table of predicted latency on the Edge TPU, and of the time on this machine's CPU."""
-
     def cell(pair: Mapping[str, Any]) -> str:
         predicted = pair["judgement"].get("latency_ms")
         tpu = "rejected" if pair["judgement"]["rejected"] else f"{predicted[0]:.2f} ms" if predicted else "on the CPU"
@@ -129,6 +124,5 @@ def _reasons(pair: Mapping[str, Any] | None) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Return an error as one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

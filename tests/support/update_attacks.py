@@ -80,10 +80,10 @@ class Source:
         self.files = {}
         self.online, self.targets = ("online",), ("targets",)
 
-    def root(self, version=1, roots=ROOTS, signers=ROOTS, days=365, threshold=2, **changes):
+    def root(self, version=1, roots=ROOTS, signers=ROOTS, days=365):
         """Write root metadata, and return the part that is signed."""
         names = sorted({*roots, *self.online, *self.targets})
-        roles = {"root": (roots, threshold), "targets": (self.targets, 1)}
+        roles = {"root": (roots, 2), "targets": (self.targets, 1)}
         roles["snapshot"] = roles["timestamp"] = (self.online, 1)
         signed = {
             "_type": "root",
@@ -97,31 +97,20 @@ class Source:
                 for role, (keys, count) in roles.items()
             },
         }
-        signed.update(changes)
         self.files[f"{version}.root.json"] = document(signed, signers)
         return signed
 
-    def release(
-        self, number, bundles, days=(30, 30, 365), snapshot=None, targets=None, hashes=True, issued=0, more=None
-    ):
-        """Write targets, snapshot and timestamp metadata with this version.
+    def release(self, number, bundles, days=(30, 30, 365), hashes=True):
+        """Write targets, snapshot and timestamp metadata with this version, which list the bundles by name.
 
-        Args:
-            number: the version.
-            bundles: the content of the listed files by name.
-            days: validity of timestamp, snapshot and targets metadata, in days.
-            snapshot: another version of the snapshot to list.
-            targets: another version of the targets metadata to list.
-            hashes: whether the listed files have length and hashes.
-            issued: the day on which it is signed.
-            more: other files that the snapshot lists, with their versions.
+        `days` is the validity of timestamp, snapshot and targets metadata. Without `hashes`, the listed files have
+        neither length nor hashes.
         """
-        base = {"spec_version": "1.0.31", "version": number}
         listed = {name: info(content) for name, content in bundles.items()}
+        base = {"spec_version": "1.0.31", "version": number}
         signed = dict(base, _type="targets", expires=when(days[2]), targets=listed)
-        if targets is None:
-            self.files[f"{number}.targets.json"] = document(signed, self.targets)
-        self.timestamp(number, days, snapshot, targets or number, hashes, issued, more)
+        self.files[f"{number}.targets.json"] = document(signed, self.targets)
+        self.timestamp(number, days, targets=number, hashes=hashes)
 
     def timestamp(self, number, days=(30, 30), snapshot=None, targets=1, hashes=True, issued=0, more=None):
         """Write the metadata that the online key signs, for targets metadata that exists."""
@@ -156,12 +145,11 @@ def started():
 class Device:
     """A device that has accepted the third release of a source."""
 
-    def __init__(self, folder, source, update=True):
+    def __init__(self, folder, source):
         set_clock(0)
         digest = trust.fingerprint(source.files["1.root.json"])
         self.trusted = trust.first_contact(source.fetch, digest, str(folder))
-        if update:
-            self.trusted.update(source.fetch)
+        self.trusted.update(source.fetch)
 
     def accepts(self, content):
         try:

@@ -1,4 +1,4 @@
-"""Worker processes of `execution: {strategy: multi_worker}` on this machine; benchmarks use them too."""
+"""Worker processes of `execution: {strategy: multi_worker}` on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -34,14 +34,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
-    """Return the value of TF_CONFIG for a worker."""
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
 
 
 def run(
     pipeline: Path,
     programs: Sequence[Sequence[str]],
-    variables: Mapping[str, str] | None = None,
     seconds: float = 600,
 ) -> list[Ended]:
     """Run a pipeline on some workers at the same time, in the folder of its file.
@@ -49,7 +47,6 @@ def run(
     Args:
         pipeline: the pipeline file.
         programs: for each worker the arguments of Python before the file's name, such as `MAIN`.
-        variables: further environment variables.
         seconds: how long they may take.
     """
     addresses = [f"localhost:{port}" for port in free_ports(len(programs))]
@@ -60,7 +57,7 @@ def run(
             process = subprocess.Popen(
                 [sys.executable, *program, pipeline.name],
                 cwd=pipeline.parent,
-                env={**environment, **(variables or {})},
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

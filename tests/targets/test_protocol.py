@@ -1,10 +1,9 @@
-"""A third target, in its own folder: it works everywhere without a line of code outside of that folder."""
+"""A third target works everywhere without a line of code outside of `compress.targets`."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,28 @@ import pytest
 import tiny
 
 from compress import targets
-from compress.core.artifact import MODEL_COMPILED
+from compress.core.artifact import MODEL_COMPILED, Facts
 from compress.core.errors import PipelineError, StageError
 from compress.learning.pruning.allocation import importance_losses
 from compress.learning.pruning.objective import Objective
 from compress.learning.pruning.prunable import prepare
 from compress.model.ir import keras_graph
-from compress.model.tflite import graph
+from compress.model.tflite import graph, macs
+from compress.model.tflite.edit import Edit
+from compress.model.tflite.graph import Graph, Operator
 from compress.pipeline import runner
 from compress.pipeline.schema import load
 from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.surface.cli.main import main
+from compress.targets.base import (
+    ChannelBlocks,
+    CompilerSettings,
+    HardwareCostModel,
+    NetworkCost,
+    Target,
+    TargetCompiler,
+)
 from deploy.contract import bundle
-
-CODE = """
-from dataclasses import asdict, dataclass
-
-from compress.core.artifact import MODEL_COMPILED
-from compress.core.errors import PipelineError
-from compress.targets.base import ChannelBlocks, TargetCompiler, HardwareCostModel, NetworkCost, Target
-from compress.model.tflite import macs
-from compress.model.tflite.edit import Edit
 
 
 @dataclass(frozen=True)
@@ -48,49 +48,46 @@ class Row:
 
 @dataclass(frozen=True)
 class NpuCheck:
-    ops: tuple
-    failure: object = None
+    ops: tuple[Row, ...]
+    failure: None = None
+    complete: bool = False
 
     @property
-    def complete(self):
-        return all(row.placement == "npu" for row in self.ops)
-
-    @property
-    def summary(self):
+    def summary(self) -> str:
         return f"{sum(row.placement == 'npu' for row in self.ops)} of {len(self.ops)} operators run on the NPU"
 
-    def describe(self):
-        return self.summary + "\\n"
+    def describe(self) -> str:
+        return self.summary + "\n"
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         return {"summary": self.summary, "ops": [asdict(row) for row in self.ops]}
 
 
 @dataclass(frozen=True)
 class NpuRewrite:
-    graph: object
-    after: object
+    graph: Graph
+    after: NpuCheck
 
-    def describe(self):
-        return "copied\\n"
+    def describe(self) -> str:
+        return "copied\n"
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         return {"changes": [{"rewrite": "copied"}]}
 
 
 @dataclass(frozen=True)
 class NpuNetwork(NetworkCost):
-    operators: tuple
+    operators: tuple[Any, ...]
     streamed_bytes = 0
     never_cached = {}
 
-    def compute_ms(self, clock):
+    def compute_ms(self, clock: str) -> float:
         return 0.0
 
-    def latency_ms(self, host, clock):
+    def latency_ms(self, host: str, clock: str) -> float:
         return sum(-(-each.output_shape[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
 
-    def cached_bytes(self, without=()):
+    def cached_bytes(self, without: Any = ()) -> int:
         return 0
 
 
@@ -100,101 +97,64 @@ class NpuCost(HardwareCostModel):
     clocks = ("full",)
     blocks = ChannelBlocks(8, 32)
 
-    def operator(self, shape):
-        return shape
-
-    def input_bytes(self, shape):
-        return 0
-
-    def output_bytes(self, shape):
-        return 0
-
-    def of_operators(self, operators, input_bytes, output_bytes):
+    def of_operators(self, operators: Any, input_bytes: int, output_bytes: int) -> NpuNetwork:
         return NpuNetwork(tuple(operators))
 
-    def of_file(self, graph):
+    def of_file(self, graph: Graph) -> NpuNetwork:
         return NpuNetwork(())
 
-    def cache_bytes(self):
+    def cache_bytes(self) -> int:
         raise AssertionError
 
-    def cache_limit_bytes(self, smallest):
+    def cache_limit_bytes(self, smallest: NetworkCost) -> int:
         raise AssertionError
 
-    def estimate(self, graph, host, clock, compiled=None):
+    def estimate(self, *arguments: Any) -> Any:
         raise PipelineError("no latency of a file is predicted for the target npu")
 
 
 class Npu(Target):
     cost = NpuCost()
 
-    def check(self, graph, *, all_subgraphs=False):
-        def row(op):
-            mapped = op.name == "CONV_2D"
-            reason = "" if mapped else "only convolutions"
-            return Row(op.index, op.name, "npu" if mapped else "cpu", reason, macs.macs(graph, op))
+    def check(self, graph: Graph, *, all_subgraphs: bool = False) -> NpuCheck:
+        def row(op: Operator) -> Row:
+            side, reason = ("npu", "") if op.name == "CONV_2D" else ("cpu", "only convolutions")
+            return Row(op.index, op.name, side, reason, macs.macs(graph, op))
 
-        return NpuCheck(tuple(row(op) for op in graph.operators))
+        return NpuCheck(tuple(map(row, graph.operators)))
 
-    def legalize(self, graph, inputs=(), *, io=None):
+    def legalize(self, graph: Graph, inputs: Any = (), *, io: str | None = None) -> NpuRewrite:
         copied = Edit(graph).graph()
         return NpuRewrite(copied, self.check(copied))
 
-    def compile(self, model, settings, folder, note):
-        from compress.model.tflite import graph
-
+    def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Any) -> Facts:
         (folder / MODEL_COMPILED).write_bytes(model)
         note(f"{self.compiler.name}: {settings.retries} retries")
         placement = self.check(graph.parse(model)).to_json()
         return {"placement": placement, "compiled": True, "reports": [{"version": "2.0"}]}
 
-    def compiler_identity(self, settings):
+    def compiler_identity(self, settings: CompilerSettings) -> dict[str, str]:
         return {"compiler": "npuc 2.0"}
 
-    def invalid_setting(self, settings):
+    def invalid_setting(self, settings: CompilerSettings) -> str:
         return "docker: npuc runs on this machine alone" if settings.docker else ""
 
 
-TARGET = Npu("npu", "A processor for convolutions", "1", TargetCompiler("npuc", "2.0", {"2.0": 1, "1.0": 0}))
-"""
-
-
 @pytest.fixture
-def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Target]:
-    folder = tmp_path / "third" / "npu"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(CODE)
-    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(folder.parent)])
-    yield targets.load("npu")
-    sys.modules.pop("compress.targets.npu", None)
-    if hasattr(targets, "npu"):
-        del targets.npu
+def npu(monkeypatch: pytest.MonkeyPatch) -> Target:
+    compiler = TargetCompiler("npuc", "2.0", {"2.0": 1, "1.0": 0})
+    monkeypatch.setitem(targets.TARGETS, "npu", Npu("npu", "A processor for convolutions", "1", compiler))
+    return targets.load("npu")
 
 
-def test_targets_are_found_by_folder(npu: targets.Target, tmp_path: Path) -> None:
-    """A folder that is not a package is not a target."""
-    (tmp_path / "third" / "notes").mkdir()
-    (tmp_path / "third" / "module.py").write_text("raise AssertionError")
-    assert targets.names() == ["cpu", "edgetpu", "npu"]
-    assert (npu.summary, npu.compiled_by("1.0").compiler.version) == (
-        "A processor for convolutions",
-        "1.0",
-    )
+def test_a_target_is_known_by_its_name(npu: Target) -> None:
+    assert npu.compiled_by("1.0").compiler.version == "1.0"
     with pytest.raises(PipelineError, match="unknown target 'tpu'; allowed: cpu, edgetpu, npu"):
         targets.load("tpu")
 
 
-def test_a_target_that_cannot_be_imported_leaves_no_half_of_it(npu: targets.Target) -> None:
-    sys.modules.pop("compress.targets.npu")
-    (folder,) = [Path(directory) / "npu" for directory in targets.__path__ if (Path(directory) / "npu").is_dir()]
-    (folder / "__init__.py").write_text("raise RuntimeError('broken')\n" * 2)
-    with pytest.raises(RuntimeError, match="broken"):
-        targets.load("npu")
-    assert "compress.targets.npu" not in sys.modules
-
-
 def test_check_and_legalize_on_the_command_line(
-    npu: targets.Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    npu: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model.tflite"
     model.write_bytes(tiny.classifier())
@@ -205,7 +165,7 @@ def test_check_and_legalize_on_the_command_line(
     assert [op.name for op in graph.read(tmp_path / "out.tflite").operators] == ["CONV_2D", "FULLY_CONNECTED"]
 
 
-def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> None:
+def test_a_pipeline_compiles_and_packs(npu: Target, tmp_path: Path) -> None:
     notes, path = tiny.Notes(), tiny.project(tmp_path / "project", target="npu")
     record = runner.run(load(path, tiny.STAGES), tmp_path / "runs", notes, frozenset()).to_json()
     assert tiny.statuses(record) == {"model": "done", "compile": "done", "package": "done"}
@@ -229,7 +189,7 @@ def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> N
     ],
 )
 def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
-    npu: targets.Target, tmp_path: Path, stages: list[Any], message: str
+    npu: Target, tmp_path: Path, stages: list[Any], message: str
 ) -> None:
     model = {"model": {"builder": "digits_cnn"}} if "prune" in stages[-1] else {}
     path = tiny.project(tmp_path / "project", stages, target="npu", **model)
@@ -239,7 +199,7 @@ def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
 
 
 @pytest.mark.tensorflow
-def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
+def test_pruning_by_the_target_s_cost(npu: Target, keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.Conv2D(96, 3, activation="relu")(layers.Conv2D(80, 3, activation="relu")(image))

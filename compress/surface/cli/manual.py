@@ -112,7 +112,7 @@ def schema() -> dict[str, Any]:
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
     model = _hoisted(_schema(ModelSettings), definitions) | one
     properties = {**_properties(_schema(PipelineKeys), definitions), "model": model}
-    properties["target"]["enum"] = targets.names()
+    properties["target"]["enum"] = [*targets.TARGETS]
     properties["data"] = {
         "type": "object",
         "additionalProperties": False,

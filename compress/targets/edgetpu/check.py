@@ -27,8 +27,6 @@ class Blocker:
     """An operator that breaks a rule and keeps later operators on the CPU.
 
     Attributes:
-        index: the operator's index.
-        op: the operator's name.
         output: the name of its output tensor.
         macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
     """

@@ -35,7 +35,6 @@ class LayersCost(NetworkCost):
     """The cost of layers.
 
     Attributes:
-        layers: the layers on the Edge TPU.
         input_bytes: bytes from the host at every inference.
         output_bytes: bytes to the host at every inference.
     """

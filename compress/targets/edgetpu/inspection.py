@@ -17,11 +17,14 @@ from darwinn import compiled_file, package
 from darwinn.package import DarwinnPackage, Executable
 
 SCHEMA_VERSION = 1
-# The limits of the real parameter bytes, relative to the prediction for the same model. For 28 of 29 compiled models
-# the prediction is within 2%. For an LSTM the compiler adds matrices, and the file has 5 times as many bytes.
 MIN_PARAMETER_SHARE = 0.8
+"""The least parameter bytes of a compiled file, relative to the prediction for the same model.
+
+For 28 of 29 compiled models the prediction is within 2%."""
 MAX_PARAMETER_FACTOR = 8
+"""The most parameter bytes, relative to the prediction: for an LSTM, to which the compiler adds matrices, it is 5."""
 EXTRA_PARAMETER_BYTES = 1 << 16
+"""Further bytes that are allowed; chosen, because a small model has hardly any predicted bytes to compare with."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,6 @@ class Inspection:
     Attributes:
         packages: the contents of the custom operators, in the order of execution.
         cpu_ops: the names of the operators that stay on the CPU.
-        inputs: the model's inputs.
-        outputs: the model's outputs.
     """
 
     packages: tuple[DarwinnPackage, ...]

@@ -30,11 +30,7 @@ CLOCKS = CONSTANTS.latency.clocks
 
 @dataclass(frozen=True)
 class ArrayLayer(OperatorShape):
-    """One layer that runs on the Edge TPU; its kind is one of KINDS.
-
-    Attributes:
-        parameters: the memory for its parameters.
-    """
+    """One layer that runs on the Edge TPU; its kind is one of KINDS."""
 
     parameters: Parameters = parameter_memory.NONE
 
@@ -121,7 +117,6 @@ class BusTraffic:
     Attributes:
         input_bytes: bytes of inputs from the host.
         output_bytes: bytes of outputs to the host.
-        instruction_bytes: bytes of the executables' instructions.
         streamed_bytes: bytes of the parameters of each layer, counted once; 0 for cached parameters.
         invocations: how often the Edge TPU is started.
     """
@@ -140,7 +135,6 @@ class LatencyPrediction:
     Attributes:
         total: the sum of `parts`.
         low: with `high`, the interval in which measurements are expected.
-        high: see `low`.
         parts: `fixed_ms` (start of the inference and of each layer, and instructions), `input_ms`, `compute_ms`,
             `stream_ms`, `output_ms`, `cpu_ms`.
         layers: for each layer, the time of its computation and streaming.
@@ -164,12 +158,8 @@ def predict(
 ) -> LatencyPrediction:
     """Predict the latency of one inference.
 
-    Args:
-        layers: the layers on the Edge TPU.
-        traffic: the bytes on the bus.
-        constants: the shipped constants, or fitted ones.
-        host: a key of `constants.hosts`.
-        clock: a key of CLOCKS.
+    `constants` are the shipped constants or fitted ones; `host` is a key of `constants.hosts`, and `clock` a key of
+    CLOCKS.
     """
     bus = constants.hosts[host]
     ms_per_byte = bus.transfer_ms_per_mb / 1e6

@@ -46,12 +46,10 @@ class RewriteOutcome:
     """A rewrite that was tried.
 
     Attributes:
-        rewrite: the rewrite's name.
         op: the operator that it was tried on; "" for a rewrite of the whole graph.
         output: the name of that operator's output tensor.
         kept: whether the rewrite is in the result.
         steps: the largest difference of an output, in quantization steps; None if the operators could not be compared.
-        tolerance: the allowed difference.
         reason: the reason why it was rejected, or the reference of the comparison; otherwise "".
     """
 
@@ -69,7 +67,6 @@ class Legalized:
     """A rewritten model.
 
     Attributes:
-        graph: the result.
         changes: the rewrites that were tried, in order.
         before: the placement of the original.
         after: the placement of the result.
@@ -183,8 +180,7 @@ class _Legalizer:
     def rewrite_operators(self, *, refused: bool = False) -> None:
         """Try every rewrite on every operator, until none applies.
 
-        Args:
-            refused: try the rewrites for operators that make the compiler refuse the model, instead of all others.
+        With `refused`, try the rewrites for operators that make the compiler refuse the model, instead of all others.
         """
         tried: set[Tried] = set()
         for _ in range(MAX_STEPS):

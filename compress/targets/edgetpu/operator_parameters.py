@@ -19,12 +19,11 @@ from compress.targets.edgetpu.parameter_memory import Parameters
 from darwinn.blocks import (
     FLATTENED_MAP_BYTES,
     INPUT_BLOCK,
-    ChannelSource,
-    channel_sources,
     padded_rows,
     position,
     round_up,
     touching_taps,
+    unaligned_joins,
 )
 
 Count = Callable[[Operator, Graph, Target], Parameters]
@@ -269,23 +268,13 @@ def _joined(operator: Operator, graph: Graph, target: Target) -> Parameters:
     The compiler replaces them by a 1x1 convolution with zeros and ones that reads the original tensors. Intermediate
     tensors of several concatenations and splits take nothing. Source: the matrices are visible in compiled models.
     """
-    sizes = []
-    for index in operator.outputs:
-        consumers = graph.consumers.get(index, ())
-        if index in graph.outputs or any(consumer.name not in ("CONCATENATION", "SPLIT") for consumer in consumers):
-            sizes.append(_gathered(channel_sources(index, graph), position(graph.tensors[index]), graph))
-    return Parameters(sum(size for size, _ in sizes), sum(allocated for _, allocated in sizes))
-
-
-def _gathered(sources: list[ChannelSource], shape: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
-    """Return the bytes in the compiled file, and the bytes allocated on the chip."""
-    aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
-    if aligned and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
-        return 0, 0
-    read = sum(round_up(position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
-    height, width, channels = shape
-    parameters = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
-    return parameters.size_bytes, parameters.allocated_bytes
+    size = allocated = 0
+    for index, _, read in unaligned_joins(operator, graph):
+        height, width, channels = position(graph.tensors[index])
+        one_position = height * width == 1
+        matrix = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=one_position)
+        size, allocated = size + matrix.size_bytes, allocated + matrix.allocated_bytes
+    return Parameters(size, allocated)
 
 
 def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:

@@ -39,12 +39,9 @@ NONE = Parameters(0, 0)
 def convolution(outputs: int, per_output: int, overhead: int, positions: int, *, one_position_in: bool) -> Parameters:
     """Return the memory for the parameters of a convolution or dense layer.
 
-    Args:
-        outputs: the number of output channels.
-        per_output: the weights of one output: taps times input channels, rounded up to INPUT_BLOCK.
-        overhead: the bytes of bias and scale for each output.
-        positions: the number of output positions (1 for a dense layer).
-        one_position_in: whether the input has only one position.
+    `per_output` is the number of weights of one output: taps times input channels, rounded up to INPUT_BLOCK.
+    `overhead` is the number of bytes of bias and scale for each output, and `positions` the number of output positions
+    (1 for a dense layer).
     """
     is_small = outputs <= FEW_ROWS and not one_position_in
     stored_rows = FEW_ROWS if is_small else padded_rows(outputs)

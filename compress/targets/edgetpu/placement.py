@@ -105,7 +105,11 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
             after_tpu.update(operator.outputs)
         if not on_tpu and (ends_partition or follows_tpu):
             after_exit.update(operator.outputs)
-        placed.append(_placed(operator, graph, "tpu" if on_tpu else "cpu", fields))
+        output = graph.output_tensors(operator)[0].name if operator.outputs else ""
+        side, macs = "tpu" if on_tpu else "cpu", arithmetic.macs(graph, operator)
+        placed.append(
+            PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=macs, **fields)
+        )
     return Placement(tuple(placed), _failure(graph, placed))
 
 
@@ -122,12 +126,6 @@ def _status(operator: Operator, graph: Graph, target: Target, after_cpu: bool) -
     if risk:
         reason, advice = f"the compiler may leave it on the CPU: {risk}.", _SMALLER
     return True, {"status": MAPPED, "reason": reason, "advice": advice, "risk": risk}
-
-
-def _placed(operator: Operator, graph: Graph, placement: str, fields: dict[str, str]) -> PlacedOperator:
-    output = graph.output_tensors(operator)[0].name if operator.outputs else ""
-    macs = arithmetic.macs(graph, operator)
-    return PlacedOperator(operator.index, operator.name, operator.version, output, placement, macs=macs, **fields)
 
 
 def parser_rejection(operator: Operator) -> str | None:

@@ -123,7 +123,7 @@ def test_what_is_refused() -> None:
             estimate(model, TARGET, "usb3")
     for host, clock in (("usb9", "max"), ("usb3", "fast")):
         with pytest.raises(PipelineError, match=r"unknown (host 'usb9'|clock 'fast')"):
-            estimate(graph.parse(tiny.classifier()), TARGET, host, clock)
+            TARGET.cost.estimate(graph.parse(tiny.classifier()), host, clock)
 
 
 @shared

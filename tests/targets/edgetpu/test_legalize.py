@@ -447,12 +447,6 @@ def test_what_takes_no_input_is_proved_all_the_same() -> None:
     assert "refuses" not in change.reason
 
 
-def test_an_input_that_no_machine_holds() -> None:
-    huge = Tensor((1, 1 << 20, 1 << 20, 4))
-    with pytest.raises(ModelError, match="tensor 0 has the shape"):
-        legalize(chain(Op("HARD_SWISH", "x", "y"), x=huge, y=huge), TARGET)
-
-
 def test_a_dynamic_batch_before_an_operator_that_the_runtime_lacks() -> None:
     """Operators of TensorFlow ("Flex") cannot run here: nothing after them is rewritten."""
     tensors = {name: Tensor((1, 4, 4, 8), signature=(-1, 4, 4, 8)) for name in ("x", "middle", "y", "z")}

@@ -65,10 +65,7 @@ def find_compiler(settings: CompilerSettings, name: str, folder: Path | None) ->
 
     Nothing is run or verified, because a cached result may make the compiler unnecessary.
 
-    Args:
-        settings: the location of the compiler: a path, a Docker image or another host.
-        name: the program's name.
-        folder: the working folder for the compiler on this machine; None for the system's folder for temporary files.
+    On this machine, the compiler works in `folder`; None stands for the system's folder for temporary files.
     """
     if settings.docker is not None:
         return Docker(settings.docker, name)
@@ -130,9 +127,7 @@ class Compiler:
     def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
         """Compile a model; return None without a compiler and a cached result.
 
-        Args:
-            model: the .tflite file.
-            note: a function that shows progress, and the complete output of a failed compiler.
+        `note` shows progress, and the complete output of a failed compiler.
 
         Raises:
             ModelError: the model is not a .tflite file.

@@ -53,12 +53,8 @@ class Cache:
     ) -> list[tuple[Path, CompilerRun]]:
         """Return the results for a model and options from a version of the compiler, the newest version first.
 
-        Args:
-            model: the .tflite file.
-            options: the compiler's options.
-            version: the compiler's version, complete or its beginning: "16.0".
-            outputs: the names of the files in a successful result.
-            note: called with a message for every damaged entry.
+        `version` is the complete version or its beginning ("16.0"), and `outputs` has the names of the files in a
+        successful result. `note` is called with a message for every damaged entry.
 
         Returns:
             The entries, whose names end with the compiler's version, and their contents.

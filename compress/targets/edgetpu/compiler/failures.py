@@ -39,7 +39,6 @@ class Failure:
         name: the name of the function that recognizes it.
         what: the exit code, and the compiler's message.
         operators: the operators that cause it, each with its layer.
-        fix: how to fix it.
         flaky: whether a retry may succeed.
     """
 

@@ -61,11 +61,7 @@ class Host(Protocol):
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """Run the compiler once.
 
-        Args:
-            model: the .tflite file.
-            options: the compiler's options.
-            outputs: the names of the files to return.
-            timeout_s: the time limit, including transfers.
+        `outputs` has the names of the files to return. The time limit includes transfers.
 
         Raises:
             StageError: the compiler cannot be run, or takes too long.
@@ -236,12 +232,8 @@ def _execute(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command in a new session; an interruption ends all processes of the session.
 
-    Args:
-        command: program and arguments.
-        where: the host's name in messages.
-        timeout_s: the time limit.
-        cwd: the working directory; if given, standard error is merged into standard output.
-        content: the standard input, which stays open until the command has ended.
+    `where` is the host's name in messages. With the working directory `cwd`, standard error is merged into standard
+    output. `content` is the standard input, which stays open until the command has ended.
 
     Raises:
         StageError: the command cannot be run, or takes too long.

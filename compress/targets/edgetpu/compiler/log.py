@@ -37,7 +37,6 @@ class CompilerReport:
     Attributes:
         operations: the table of operators, in alphabetical order.
         subgraphs: partitions on the Edge TPU.
-        total: the number of operators.
         on_tpu: operators on the Edge TPU (printed only if some stay on the CPU).
         on_cpu: operators on the CPU (printed only if there are any).
         on_chip_bytes: parameters kept on the chip, rounded as printed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ _WEIGHTS_DTYPE = "INT8"
 def per_channel_dense_layer(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Quantize per-channel FULLY_CONNECTED weights per tensor, or replace it by a 1x1 CONV_2D if the error is large."""
     x, weights, *_ = graph.input_tensors(operator)
-    if not (_per_channel(weights) and weights.is_constant and is_per_tensor_8bit(x)):
+    stored = weights.quantization
+    per_channel = stored is not None and stored.per_channel and weights.dtype == "INT8"
+    if not (per_channel and weights.is_constant and is_per_tensor_8bit(x)):
         return
     bias = _bias(operator, graph)
     if operator.option("weightsFormat", 0) or (bias is not None and not bias.is_constant):
@@ -39,17 +41,10 @@ def per_channel_dense_layer(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     edit, _, _ = replace_operator(operator, graph)
     outputs, inputs = weights.shape
-    input_map = edit.like(x, "map", shape=(1, 1, 1, inputs))
-    output_map = edit.like(out, "map", shape=(1, 1, 1, outputs))
-    assert weights.quantization is not None
-    kernel = edit.tensor(
-        f"{weights.name}/kernel", (outputs, 1, 1, inputs), weights.dtype, weights.quantization, weights.array()
-    )
-    reshape(edit, x.index, input_map, (1, 1, 1, inputs))
+    kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
-    options = _convolution(edit, operator.option("fusedActivationFunction", 0))
-    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], options)
-    reshape(edit, output_map, out.index, out.shape)
+    fused = operator.option("fusedActivationFunction", 0)
+    _add_1x1_convolution(edit, x, (1, 1, 1, inputs), kernel, biases, out, fused)
     yield edit
 
 
@@ -64,15 +59,8 @@ def dense_layer_on_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit, _, _ = replace_operator(operator, graph)
     kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
-    input_map, output_map = x.index, out.index
-    if x.shape != (*shape, inputs):
-        input_map = reshape(edit, x.index, edit.like(x, "map", shape=(*shape, inputs)), (*shape, inputs))
-    if out.shape != (*shape, outputs):
-        output_map = edit.like(out, "map", shape=(*shape, outputs))
-    options = _convolution(edit, operator.option("fusedActivationFunction", 0))
-    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], options)
-    if output_map != out.index:
-        reshape(edit, output_map, out.index, out.shape)
+    fused = operator.option("fusedActivationFunction", 0)
+    _add_1x1_convolution(edit, x, (*shape, inputs), kernel, biases, out, fused)
     yield edit
 
 
@@ -140,16 +128,8 @@ def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel = edit.tensor(
         f"{x.name}/mean", (1, 1, 1, channels), _WEIGHTS_DTYPE, one, np.full((1, 1, 1, channels), 127, np.int8)
     )
-    positions = (1, x.elements // channels, 1)
-    shape = x.shape if len(x.shape) == 4 else (*positions, channels)
-    input_map, output_map = x.index, out.index
-    if shape != x.shape:
-        input_map = edit.like(x, "map", shape=shape)
-        reshape(edit, x.index, input_map, shape)
-    if out.shape != (*shape[:3], 1):
-        output_map = edit.like(out, "map", shape=(*shape[:3], 1))
-        reshape(edit, output_map, out.index, out.shape)
-    edit.add("CONV_2D", [input_map, kernel, _zeros(edit, 1, one, x)], [output_map], _convolution(edit, 0))
+    shape = x.shape if len(x.shape) == 4 else (1, x.elements // channels, 1, channels)
+    _add_1x1_convolution(edit, x, shape, kernel, _zeros(edit, 1, one, x), out)
     yield edit
 
 
@@ -163,18 +143,11 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel_values = values if operator.option("adjY", False) else values.T
     outputs, inputs = kernel_values.shape
     edit, _, out = replace_operator(operator, graph)
-    rows = x.elements // inputs
-    input_map, output_map = (
-        edit.like(x, "map", shape=(1, 1, rows, inputs)),
-        edit.like(out, "map", shape=(1, 1, rows, outputs)),
-    )
     kernel = edit.like(
         matrix, "kernel", shape=(outputs, 1, 1, inputs), values=kernel_values.reshape(outputs, 1, 1, inputs)
     )
-    reshape(edit, x.index, input_map, (1, 1, rows, inputs))
-    biases = _zeros(edit, outputs, matrix.quantization or Quantization((1.0,), (0,), 0), x)
-    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], _convolution(edit, 0))
-    reshape(edit, output_map, out.index, out.shape)
+    biases = _zeros(edit, outputs, matrix.quantization, x)
+    _add_1x1_convolution(edit, x, (1, 1, x.elements // inputs, inputs), kernel, biases, out)
     yield edit
 
 
@@ -211,10 +184,6 @@ def channel_scale_and_shift(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 # --- parts ------------------------------------------------------------------------------
-
-
-def _per_channel(tensor: Tensor) -> bool:
-    return tensor.quantization is not None and tensor.quantization.per_channel and tensor.dtype == "INT8"
 
 
 def _bias(operator: Operator, graph: Graph) -> Tensor | None:
@@ -276,8 +245,20 @@ def _zeros(edit: Edit, count: int, weights: Quantization | None, x: Tensor) -> i
     return _biases(edit, f"{x.name}/zeros", np.zeros(count), scales, x)
 
 
-def _convolution(edit: Edit, activation: int) -> Any:
-    return edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
+def _add_1x1_convolution(
+    edit: Edit, x: Tensor, shape: tuple[int, ...], kernel: int, biases: int, out: Tensor, activation: int = 0
+) -> None:
+    """Add a 1x1 CONV_2D of `x` as a map of the given shape, between RESHAPEs where the tensors have other shapes."""
+    input_map, output_map = x.index, out.index
+    output_shape = (*shape[:3], out.elements // prod(shape[:3]))
+    if x.shape != shape:
+        input_map = reshape(edit, x.index, edit.like(x, "map", shape=shape), shape)
+    if out.shape != output_shape:
+        output_map = edit.like(out, "map", shape=output_shape)
+    options = edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
+    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], options)
+    if output_map != out.index:
+        reshape(edit, output_map, out.index, out.shape)
 
 
 def add_selection_convolution(edit: Edit, x: Tensor, source: int, target: int, selection: NDArray[np.bool_]) -> int:

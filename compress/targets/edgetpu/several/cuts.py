@@ -26,6 +26,7 @@ _BISECTIONS = 12
 _SLACK = 1 + 1e-9
 """The same latency, computed in another order, differs by rounding."""
 _WIDER = 1.5
+"""The factor of the allowed latency after a search without cuts; chosen: the search is precise whatever it is."""
 _LIMITS = 24
 """1.5 to the power of 24 is 17,000: more than the ratio of the whole model's latency to that of one operator."""
 _MOST_MS = 1e9

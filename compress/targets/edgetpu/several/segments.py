@@ -20,7 +20,7 @@ from compress.core.errors import ModelError
 from compress.core.resources import manual
 from compress.model.tflite import edit
 from compress.model.tflite.edit import Edit
-from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
 from compress.targets.edgetpu.cost import EdgeTpuCost
@@ -41,8 +41,6 @@ class Segment:
     """The operators of a model from `start` up to `stop`, not included, and the prediction for them.
 
     Attributes:
-        start: the index of its first operator.
-        stop: the index after its last operator.
         inputs: the tensors that it reads and does not compute.
         outputs: the tensors that it computes, and a later segment or the application reads.
         estimate: the predicted latency and placement of the segment as a separate model.
@@ -79,8 +77,6 @@ class SplitGraph:
 
     Attributes:
         graph: the model; tensors that can cross have different names.
-        host: the host of the predictions.
-        clock: the clock of the Edge TPU.
     """
 
     graph: Graph
@@ -120,8 +116,8 @@ class SplitGraph:
 
     @cached_property
     def _crossing_bytes(self) -> list[int]:
-        tensors = self.graph.tensors
-        return [sum(_size_bytes(tensors[index]) for index in crossing) for crossing in self._crossing]
+        sizes = [tensor.elements * np.dtype(DTYPES.get(tensor.dtype, "int8")).itemsize for tensor in self.graph.tensors]
+        return [sum(sizes[index] for index in crossing) for crossing in self._crossing]
 
     @cached_property
     def _positions(self) -> list[int]:
@@ -314,10 +310,6 @@ def _in_order(tensors: Sequence[int] | dict[int, None], first: Sequence[int]) ->
     """Return tensors: those of `first` in its order, then the others."""
     known = [index for index in dict.fromkeys(first) if index in tensors]
     return known + [index for index in tensors if index not in known]
-
-
-def _size_bytes(tensor: Tensor) -> int:
-    return tensor.elements * np.dtype(DTYPES.get(tensor.dtype, "int8")).itemsize
 
 
 def _risk(predicted: Estimate) -> int:

@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 DESCRIPTION = "split.json"
 """The file that describes the segments, next to them."""
 MAX_TPUS = 16
+"""The most Edge TPUs of one pipeline: chosen, not a limit of the hardware."""
 FEEDS = 4
 """Random inputs on which the segments and the whole model must give equal outputs."""
 
@@ -37,9 +38,7 @@ class Choice:
         segments: the number of segments; 1 for the whole model.
         copies: the number of copies of the model, or of the pipeline.
         cuts: the positions of the cuts, with the ends.
-        per_second: predicted inferences per second.
         latency_ms: predicted latency of one inference, from the first segment to the last.
-        slowest_ms: predicted latency of the slowest segment.
         streamed_bytes: parameters that all segments together receive at every inference.
     """
 
@@ -241,7 +240,7 @@ def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, com
     With `compare`, the segments are compared with segments of equal parameter bytes.
 
     Raises:
-        PipelineError: the number of Edge TPUs, the host or the clock is invalid.
+        PipelineError: the number of Edge TPUs is invalid.
         ModelError: the compiler will refuse the model, it cannot be cut into so many segments, or a segment differs.
     """
     if not 2 <= tpus <= MAX_TPUS:

@@ -243,7 +243,7 @@ def test_damaged_files_give_an_error_or_an_answer(written: Written) -> None:
         Op("RESHAPE", ["two", "shape"], ["out"]),
     ]
     sound = Model("small", content(floats, ops, ["in"], ["out"]))
-    kinds, outcomes = ("bits", "bits of the structure", "words", "filled", "edited"), set()
+    kinds, outcomes = ("bytes", "bits of the structure", "words", "edited"), set()
     for number in range(500):
         dice = random.Random(f"damage:{number}")
         path = written(mutate(kinds[number % len(kinds)], sound, dice))
