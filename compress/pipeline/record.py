@@ -20,8 +20,8 @@ from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.stage import host
-from compress.report.json_values import decode
-from compress.report.record import (
+from compress.results.encoding import decode
+from compress.results.run import (
     AdviceRecord,
     AnswersRecord,
     BudgetRecord,

@@ -58,9 +58,9 @@ from compress.pipeline.stages.package import Package
 from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.pipeline.store import STORE, Store
 from compress.report import examples, render
-from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import (
+from compress.results.encoding import decode
+from compress.results.run import (
     EXAMPLES,
     ErrorRecord,
     Measurements,

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from compress.report import svg
-from compress.report.record import OperatorRecord
 from compress.report.svg import WIDTH, Box, placed_labels
 from compress.report.wording import MINUS, count, noun, number
+from compress.results.run import OperatorRecord
 
 LEFT = 58
 RIGHT = 468

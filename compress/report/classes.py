@@ -10,9 +10,9 @@ from compress.core.measurement import Measurement, origin
 from compress.core.measurement import missing as missing_measurement
 from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
-from compress.report.json_values import decode
-from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
 from compress.report.wording import absence, count, noun, number, shorten, show
+from compress.results.encoding import decode
+from compress.results.run import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
 
 MAX_DRAWN = 40
 MAX_IN_MATRIX = 30

@@ -21,9 +21,9 @@ from compress.report.blocks import (
     or_missing,
     table,
 )
-from compress.report.record import RunRecord, StageRecord
 from compress.report.verdict import limited
 from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show
+from compress.results.run import RunRecord, StageRecord
 
 OUTCOMES = {
     True: Cell("✓ within the limit", style="good"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from compress.report.blocks import Picture, Pictures, Section, Text, joined
-from compress.report.record import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
 from compress.report.wording import MAX_PROSE, shorten
+from compress.results.run import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
 
 MAX_EXAMPLES = 12
 TITLES = {"label": "Label", "original": "Original", "result": "Result"}

@@ -11,8 +11,8 @@ from collections import Counter
 
 from compress.model.tflite.graph import Graph
 from compress.report.blocks import joined
-from compress.report.record import OperatorRecord, PlacementRecord
 from compress.report.wording import MAX_PROSE, shorten
+from compress.results.run import OperatorRecord, PlacementRecord
 
 NODE_DATA_FILE = "model_explorer.json"
 """The name of the file in the folder of a run."""

@@ -20,8 +20,8 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
 from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten
+from compress.results.run import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
 
 MAX_ON_CPU = 10
 MAX_OPEN = 8

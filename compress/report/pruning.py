@@ -22,9 +22,9 @@ from compress.report.blocks import (
     or_missing,
     table,
 )
-from compress.report.json_values import decode
-from compress.report.record import CurveRecord, RunRecord, SensitivityRecord
 from compress.report.wording import MAX_PROSE, first, number, sentence, shorten, show
+from compress.results.encoding import decode
+from compress.results.run import CurveRecord, RunRecord, SensitivityRecord
 
 MAX_LAYERS = 40
 MAX_OPEN = 12

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compress.report.blocks import Block, Cell, Columns, Heading, Section, Table, Text
-from compress.report.json_values import decode
-from compress.report.record import RunRecord
 from compress.report.wording import MAX_PROSE, number, scalar, shorten
+from compress.results.encoding import decode
+from compress.results.run import RunRecord
 
 MAX_LAYERS = 12
 MAX_TRIALS = 40

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from compress.core.measurement import SIZES, Measurement, Metric, mcnemar, missing, paired_drop
 from compress.report import markdown
 from compress.report.blocks import Cell, Section, Table
-from compress.report.json_values import encode
-from compress.report.record import RunRecord
 from compress.report.wording import MINUS, moment, number, shorten, show
+from compress.results.encoding import encode
+from compress.results.run import RunRecord
 
 SIGNIFICANT = 0.05
 """Probability of a chance result below which a difference is certain."""

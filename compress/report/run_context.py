@@ -18,9 +18,9 @@ from compress.report.blocks import (
     or_missing,
     table,
 )
-from compress.report.json_values import decode
-from compress.report.record import DataRecord, RunRecord, StageRecord
 from compress.report.wording import MAX_PROSE, TIMES, absence, first, outline, scalar, seconds, shorten
+from compress.results.encoding import decode
+from compress.results.run import DataRecord, RunRecord, StageRecord
 
 MAX_CLASSES = 24
 MAX_CORRUPT = 10

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from compress.core.measurement import Metric
 from compress.report import svg
-from compress.report.search_record import SearchRecord, TrialRecord
 from compress.report.svg import WIDTH, placed_labels
 from compress.report.wording import count, noun, number
+from compress.results.search import SearchRecord, TrialRecord
 
 LEFT = 78
 RIGHT = 468

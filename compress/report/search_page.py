@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from compress.core.measurement import Metric
 from compress.report import html, markdown, search_chart
 from compress.report.blocks import Block, Cell, Details, Figure, FileLink, Pairs, Section, Table, Text, missing
-from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.report.wording import count, moment, noun, number, seconds, sentence, shorten, show
+from compress.results.search import FrontPoint, SearchRecord, TrialRecord
 
 Row = tuple[Cell | str, ...]
 MAX_ROWS = 2000

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from compress.report.blocks import Block, Section, Text, table
-from compress.report.json_values import decode
-from compress.report.record import RunRecord, StageRecord
 from compress.report.wording import MAX_NAME, MAX_PROSE, seconds, shorten
+from compress.results.encoding import decode
+from compress.results.run import RunRecord, StageRecord
 
 MAX_LINES = 40
 

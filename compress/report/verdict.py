@@ -9,7 +9,6 @@ from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE
 from compress.core.measurement import COSTS, Metric
 from compress.core.resources import manual
 from compress.report.blocks import Cell, joined
-from compress.report.record import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
     cut,
@@ -25,6 +24,7 @@ from compress.report.wording import (
     shorten,
     show,
 )
+from compress.results.run import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
 
 LEVELS = {
     "usable": ("good", "✓ Usable"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from compress.core.measurement import Measurement, Metric
 from compress.report.blocks import Cell, joined
-from compress.report.record import Measurements, RunRecord
+from compress.results.run import Measurements, RunRecord
 from deploy.contract.printable import UNPRINTABLE
 
 MINUS = "\N{MINUS SIGN}"

@@ -10,7 +10,7 @@ from run_records import full
 
 from compress.report import run_comparison, sections
 from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 from compress.surface.cli import comparison
 from compress.surface.cli.main import build_parser
 

@@ -11,9 +11,9 @@ from compress.core.measurement import Measurement
 from compress.report import charts, markdown, wording
 from compress.report import svg as draw
 from compress.report.charts import ClassChange, LatencyCurve, Point
-from compress.report.record import OperatorRecord, RunRecord
 from compress.report.svg import Box, placed_labels
 from compress.report.verdict import verdict
+from compress.results.run import OperatorRecord, RunRecord
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,8 @@ from run_records import RECORDS, Record, crowded, failed, full, html_of, m, mark
 from compress.report import sections, verdict
 from compress.report.blocks import Block, Columns, Details, Figure
 from compress.report.html import prose, unbroken
-from compress.report.record import RunRecord
 from compress.report.verdict import headline, key_figures
+from compress.results.run import RunRecord
 
 
 def record(**changes: Any) -> RunRecord:

@@ -8,7 +8,7 @@ from run_records import Record, html_of, markdown_of, with_stages
 
 from compress.report import pruning
 from compress.report.blocks import Figure
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 CURVE = {"layers": ["conv", "other"], "kept": [16, 8, 4], "divergence": [0.0, 0.1, 0.9], "accuracy": [0.9, 0.8, 0.3]}
 FLAT = {"layers": ["flat"], "kept": [8, 4], "divergence": [0.0, 0.01], "accuracy": [0.9, 0.9]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from run_records import html_of, markdown_of, with_stages
 
 from compress.report import training
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 CHOSEN = {"by": "hardness, hardest", "samples": 300, "of": 1200, "seconds": 4.2}
 RECORD = with_stages(

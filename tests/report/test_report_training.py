@@ -5,7 +5,7 @@ from __future__ import annotations
 from run_records import html_of, markdown_of, with_stages
 
 from compress.report import training
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 BETTER = {"metric": "accuracy", "validation_before": 0.702, "validation_after": 0.764}
 WORSE = {"metric": "loss", "validation_before": 0.5, "validation_after": None}

@@ -11,8 +11,8 @@ import tiny
 from run_records import RECORDS, Record, failed, full, m, regression
 
 from compress.report import run_comparison
-from compress.report.record import RunRecord
 from compress.report.run_comparison import ComparedValues, RunComparison
+from compress.results.run import RunRecord
 
 
 def compared(*records: Record) -> RunComparison:

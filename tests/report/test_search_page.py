@@ -10,7 +10,7 @@ import pytest
 
 from compress.core.measurement import SIZES, Measurement, Metric
 from compress.report import search_chart, search_page
-from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
+from compress.results.search import FrontPoint, SearchRecord, TrialRecord
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
 LATENCY = Metric("latency_ms", "Predicted latency", "ms", "latency_ratio")

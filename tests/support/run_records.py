@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from compress import report
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 Record = dict[str, Any]
 NASTY = (

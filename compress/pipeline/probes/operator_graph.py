@@ -9,9 +9,9 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.learning.context import Context, Need
 from compress.model.tflite.graph import read
 from compress.pipeline.stage import Probe
-from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE, node_data
-from compress.report.record import PlacementRecord
+from compress.results.encoding import decode
+from compress.results.run import PlacementRecord
 
 
 def placement_of(facts: Mapping[str, Any]) -> PlacementRecord:

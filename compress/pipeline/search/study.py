@@ -23,7 +23,7 @@ from compress.core.errors import CorallineError, PipelineError, StoreError
 from compress.core.files import digest_of
 from compress.pipeline.search.goals import MISSING, Goals
 from compress.pipeline.search.space import Space
-from compress.report.search_record import TrialRecord
+from compress.results.search import TrialRecord
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

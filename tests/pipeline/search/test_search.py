@@ -25,7 +25,7 @@ from compress.core.errors import StageError
 from compress.pipeline.search import run
 from compress.pipeline.search.study import RECORD, SearchStudy
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest
-from compress.report.search_record import TrialRecord, TrialStatus
+from compress.results.search import TrialRecord, TrialStatus
 from compress.surface.cli.search import worker_process
 
 SETTINGS = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}

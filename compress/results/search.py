@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compress.core.measurement import Measurement, Metric
-from compress.report.json_values import decode, encode
+from compress.results.encoding import decode, encode
 
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]

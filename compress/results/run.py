@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from compress.core.errors import PipelineError
 from compress.core.measurement import COSTS, How, Measurement, Metric
-from compress.report.json_values import decode, encode
+from compress.results.encoding import decode, encode
 
 SCHEMA_VERSION = 1
 _NO_MODELS = {"original": None, "result": None}
@@ -656,23 +656,6 @@ class RunRecord:
         """Return the content of report.json."""
         content = encode(self)
         return {"schema_version": SCHEMA_VERSION, **content, "models": content["models"] or _NO_MODELS}
-
-
-def degeneracy_in_words(record: DegeneracyRecord | None) -> str:
-    """Return which models give one answer to nearly everything; empty if none does."""
-    if record is None:
-        return ""
-    original, result = record.original, record.result
-    if result.verdict == "degenerate":
-        if original.verdict == "varied":
-            return f"the result {result.text}, and the original does not"
-        same = "so does the original" if result.text == original.text else f"the original {original.text}"
-        return f"the result {result.text}, and {same}"
-    if original.verdict == "degenerate":
-        return f"the original {original.text}, so a comparison with it shows little"
-    if result.verdict == "undecided":
-        return f"the result {result.text}, and too few have another label to judge that"
-    return ""
 
 
 REPORT_FILE = "report.json"
