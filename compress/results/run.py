@@ -13,8 +13,6 @@ from compress.core.measurement import COSTS, How, Measurement, Metric
 from compress.results.encoding import decode, encode
 
 SCHEMA_VERSION = 1
-_NO_MODELS = {"original": None, "result": None}
-"""The models in report.json if the run did not get so far."""
 RunStatus = Literal["ok", "over budget", "not usable", "failed", "interrupted"]
 Level = Literal["usable", "usable with warnings", "not usable"]
 ExampleKind = Literal["different", "typical"]
@@ -648,14 +646,11 @@ class RunRecord:
         """
         if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"schema_version is not {SCHEMA_VERSION}")
-        if content.get("models") == _NO_MODELS:
-            content = {**content, "models": None}
         return decode(cls, content)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json."""
-        content = encode(self)
-        return {"schema_version": SCHEMA_VERSION, **content, "models": content["models"] or _NO_MODELS}
+        return {"schema_version": SCHEMA_VERSION, **encode(self)}
 
 
 REPORT_FILE = "report.json"

@@ -343,7 +343,7 @@ def test_sentences(text: str, sentence: str) -> None:
     assert wording.sentence(text) == sentence
 
 
-RUN = {"comparison": None, "models": {"original": None, "result": None}}
+RUN = {"comparison": None, "models": None}
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def failed() -> Record:
     nothing: Record = {"status": "not run", "seconds": None, "kind": None, "facts": {}, "measurements": {}}
     unknown = m(None, "fraction", "missing", note="there is no result")
     return full() | {
-        "status": "failed", "outputs": {}, "models": {"original": None, "result": None},
+        "status": "failed", "outputs": {}, "models": None,
         "error": {"stage": "prune", "message": "every channel of conv_1 is needed\n\nraise keep_macs", "exit_code": 5},
         "stages": [
             stage("load", 0.1, 2_360_000, 410_000),
@@ -201,7 +201,7 @@ def failed() -> Record:
 def bare() -> Record:
     """Return the record of a run that fails before its first stage."""
     error = {"stage": None, "message": "data.npz: cannot be read", "exit_code": 3}
-    empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": {"original": None, "result": None}}
+    empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": None}
     return full() | empty | dict.fromkeys(("data", "comparison", "latency", "cpu_latency", "placement")) | {
         "status": "failed", "error": error, "name": "bare",
     }
