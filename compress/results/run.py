@@ -11,6 +11,7 @@ from typing import Any, Literal
 from compress.core.errors import PipelineError
 from compress.core.measurement import COSTS, How, Measurement, Metric
 from compress.results.encoding import decode, encode
+from compress.results.pruning import SensitivityRecord
 
 SCHEMA_VERSION = 1
 RunStatus = Literal["ok", "over budget", "not usable", "failed", "interrupted"]
@@ -470,26 +471,6 @@ class PlacementRecord:
     def origin(self) -> How:
         """Whether the placement was read from a compiled file, or is predicted."""
         return "measured" if self.compiled and self.compiles is not False else "predicted"
-
-
-@dataclass(frozen=True)
-class CurveRecord:
-    """The sensitivity of a group of layers: divergence and accuracy by the number of channels kept."""
-
-    layers: tuple[str, ...]
-    kept: tuple[int, ...]
-    divergence: tuple[float, ...]
-    accuracy: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class SensitivityRecord:
-    """The sensitivity of layers to pruning, or the reason why it is missing."""
-
-    samples: int = 0
-    importance: str = ""
-    curves: tuple[CurveRecord, ...] = ()
-    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ def test_importing_is_light() -> None:
 
 
 def test_what_quantization_tried_and_where_it_lost() -> None:
-    trial = {"step": "ranges", "choice": "<b>", "snr_db": 35.25, "agreement": 0.99, "kept": True}
+    trial = {"step": "ranges", "choice": "<b>", "samples": 32, "snr_db": 35.25, "agreement": 0.99, "kept": True}
     layer = {
         "point": "conv0 (weights)",
         "kind": "Conv2D",

@@ -15,12 +15,16 @@ FLAT = {"layers": ["flat"], "kept": [8, 4], "divergence": [0.0, 0.01], "accuracy
 
 
 def record(**step: Any) -> Record:
-    figures = {
-        "before": {"macs": 2000, "compute_ms": 0.002, "streamed_bytes": 0},
-        "after": {"macs": 500, "compute_ms": 0.001, "streamed_bytes": 0},
-    }
+    figures = {"macs": 2000, "parameters": 90, "size_bytes": 1200, "compute_ms": 0.002, "streamed_bytes": 0}
     plain = {
-        "figures": figures,
+        "importance": "taylor",
+        "done": True,
+        "cost": {
+            "before": 0.002,
+            "after": 0.001,
+            "figures_before": figures,
+            "figures_after": figures | {"macs": 500, "compute_ms": 0.001},
+        },
         "layers": {"conv": {"before": 16, "after": 8}},
         "unsupported": [],
         "allocation": "balanced",

@@ -12,14 +12,14 @@ WORSE = {"metric": "loss", "validation_before": 0.5, "validation_after": None}
 NOT_KEPT = {"kept": False, "metric": "accuracy", "validation_before": 0.529, "validation_after": 0.451}
 RECORD = with_stages(
     {"id": "load", "facts": {}},
-    {"id": "train", "facts": {"batch_norms": {"recalibrated": True, **BETTER}}},
-    {"id": "finder", "facts": {"batch_norms": {"recalibrated": False, **WORSE}, "healing": {"kept": True, **BETTER}}},
+    {"id": "train", "facts": {"batch_norms": {"kept": True, **BETTER}}},
+    {"id": "finder", "facts": {"batch_norms": {"kept": False, **WORSE}, "healing": {"kept": True, **BETTER}}},
     {
         "id": "prune",
         "facts": {
             "steps": [
                 {"healing": NOT_KEPT},
-                {"batch_norms": {"recalibrated": False, "reason": "the model has 2 outputs"}},
+                {"batch_norms": {"kept": False, "reason": "the model has 2 outputs"}},
             ]
         },
     },

@@ -16,7 +16,7 @@ def training(
 
 
 def trained(*trainings: dict[str, Any]) -> dict[str, Any]:
-    phases = [{"phase": "training", "seconds": 33.0}, {"phase": "training, batch norms", "seconds": 0.01}]
+    phases = {"training": 33.0, "training, batch norms": 0.01}
     facts = {"profile": {"phases": phases, "trainings": [*trainings], "trace": "runs/digits/profile/train"}}
     return {"stage": "train", "seconds": 40.0, "facts": facts}
 
@@ -66,10 +66,9 @@ def test_steps_in_one_call_have_no_later_step() -> None:
 def test_long_names_of_phases_differ_at_their_end() -> None:
     around = "pruning, choice of channels, trial trainings, trial training"
     stage = trained(*(training(phase=f"{around}: {kind}") for kind in ("uniform", "balanced")))
-    stage["facts"]["profile"]["phases"] = [
-        {"phase": name, "seconds": 20.0}
-        for name in (f"{around}: uniform", f"{around}: balanced", f"{around}: balanced, {'x' * 80}")
-    ]
+    stage["facts"]["profile"]["phases"] = dict.fromkeys(
+        (f"{around}: uniform", f"{around}: balanced", f"{around}: balanced, {'x' * 80}"), 20.0
+    )
     text = markdown_of(with_stages(stage))
     assert text.count("…, trial trainings, trial training: uniform") == 2
     assert text.count("…, trial trainings, trial training: balanced |") == 2

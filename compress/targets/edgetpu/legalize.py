@@ -20,6 +20,7 @@ from compress.core.errors import ModelError
 from compress.model.tflite import comparison
 from compress.model.tflite.edit import Edit, compact, extract
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.quantization import RewriteOutcome
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, parser_rejection, place
@@ -39,29 +40,6 @@ TOO_LATE = "it comes after an operator that stays on the CPU"
 
 Tried = tuple[str, tuple[int, ...]]
 """A rewrite, and the outputs of the operator on which it was tried."""
-
-
-@dataclass(frozen=True)
-class RewriteOutcome:
-    """A rewrite that was tried.
-
-    Attributes:
-        rewrite: the rewrite's name.
-        op: the operator that it was tried on; "" for a rewrite of the whole graph.
-        output: the name of that operator's output tensor.
-        kept: whether the rewrite is in the result.
-        steps: the largest difference of an output, in quantization steps; None if the operators could not be compared.
-        tolerance: the allowed difference.
-        reason: the reason why it was rejected, or the reference of the comparison; otherwise "".
-    """
-
-    rewrite: str
-    op: str
-    output: str
-    kept: bool
-    steps: float | None
-    tolerance: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)
