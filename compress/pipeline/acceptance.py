@@ -7,15 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.core.errors import BudgetError, NotUsableError, ResultError
-from compress.results.run import (
-    BudgetRecord,
-    DataRecord,
-    DegeneracyRecord,
-    PlacementRecord,
-    RunRecord,
-    StageRecord,
-    VerdictRecord,
-)
+from compress.results.evaluation import DegeneracyRecord
+from compress.results.placement import PlacementRecord
+from compress.results.run import BudgetRecord, DataRecord, RunRecord, StageRecord, VerdictRecord
 from compress.tasks.findings import VerdictReason
 
 RANDOM = "random"

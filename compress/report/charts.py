@@ -19,7 +19,7 @@ from typing import NamedTuple
 from compress.report import svg
 from compress.report.svg import WIDTH, Box, placed_labels
 from compress.report.wording import MINUS, count, noun, number
-from compress.results.run import OperatorRecord
+from compress.results.placement import OperatorPlacement
 
 LEFT = 58
 RIGHT = 468
@@ -396,7 +396,7 @@ def _mark(x: float, y: float, kind: str, tip: str) -> str:
     return f'<path d="M{svg.n(x)} {svg.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 
-def operator_strip(operators: Sequence[OperatorRecord]) -> str:
+def operator_strip(operators: Sequence[OperatorPlacement]) -> str:
     """Draw where operators run: a bar with all operators of equal width, and one by their MACs."""
     parts = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -416,7 +416,7 @@ def operator_strip(operators: Sequence[OperatorRecord]) -> str:
     return svg.svg("strip", (WIDTH, 64 * len(rows) - 4), "Where operators run", description, parts)
 
 
-def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: float) -> list[str]:
+def _segments(operators: Sequence[OperatorPlacement], weights: Sequence[float], y: float) -> list[str]:
     """Return the rectangles of a bar; of very many operators, runs with the same placement are one."""
     indices = range(len(operators))
     groups = [[index] for index in indices]
@@ -433,7 +433,7 @@ def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: 
     return parts
 
 
-def _segment(operator: OperatorRecord, group: Sequence[int], bounds: tuple[float, float, float]) -> str:
+def _segment(operator: OperatorPlacement, group: Sequence[int], bounds: tuple[float, float, float]) -> str:
     left, y, width = bounds
     name = operator.op
     if len(group) > 1:

@@ -12,7 +12,8 @@ from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
 from compress.report.wording import absence, count, noun, number, shorten, show
 from compress.results.encoding import decode
-from compress.results.run import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
+from compress.results.evaluation import ClassRecord, ConfusionRecord, FoundAgainRecord
+from compress.results.run import RunRecord
 
 MAX_DRAWN = 40
 MAX_IN_MATRIX = 30

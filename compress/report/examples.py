@@ -9,7 +9,8 @@ from pathlib import Path
 
 from compress.report.blocks import Picture, Pictures, Section, Text, joined
 from compress.report.wording import MAX_PROSE, shorten
-from compress.results.run import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
+from compress.results.evaluation import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord
+from compress.results.run import RunRecord
 
 MAX_EXAMPLES = 12
 TITLES = {"label": "Label", "original": "Original", "result": "Result"}

@@ -9,7 +9,8 @@ from compress.core.measurement import LATENCIES
 from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, Text, missing, table
 from compress.report.wording import MAX_PROSE, absence, count, number, scalar, shorten, show
-from compress.results.run import DeviceRecord, HostLatencyRecord, LatencyRecord, ModelRecord, RunRecord
+from compress.results.placement import HostLatencyRecord, LatencyRecord
+from compress.results.run import DeviceRecord, ModelRecord, RunRecord
 
 FEW_RUNS = 100
 MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=True))

@@ -12,7 +12,7 @@ from collections import Counter
 from compress.model.tflite.graph import Graph
 from compress.report.blocks import joined
 from compress.report.wording import MAX_PROSE, shorten
-from compress.results.run import OperatorRecord, PlacementRecord
+from compress.results.placement import OperatorPlacement, PlacementRecord
 
 NODE_DATA_FILE = "model_explorer.json"
 """The name of the file in the folder of a run."""
@@ -38,7 +38,7 @@ def node_data(graph: Graph, placement: PlacementRecord) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _value(operator: OperatorRecord) -> str:
+def _value(operator: OperatorPlacement) -> str:
     """Return the processor, and the reason if it is not the accelerator."""
     if operator.on_tpu:
         return operator.processor

@@ -21,7 +21,8 @@ from compress.report.blocks import (
 )
 from compress.report.node_data import NODE_DATA_FILE
 from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten
-from compress.results.run import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
+from compress.results.placement import ExpectedLatency, OperatorPlacement, PlacementRecord
+from compress.results.run import RunRecord
 
 MAX_ON_CPU = 10
 MAX_OPEN = 8
@@ -130,12 +131,12 @@ def _operators(placement: PlacementRecord) -> Iterator[Block]:
     )
 
 
-def _operator_table(ops: Sequence[OperatorRecord], placement: PlacementRecord) -> Table:
+def _operator_table(ops: Sequence[OperatorPlacement], placement: PlacementRecord) -> Table:
     header = ("Operator", f"Runs on ({placement.origin})", "MACs (counted)", "Reason")
     return Table(header, [_operator(op) for op in ops])
 
 
-def _operator(op: OperatorRecord) -> tuple[Cell | str, ...]:
+def _operator(op: OperatorPlacement) -> tuple[Cell | str, ...]:
     version = "" if op.version is None else f"version {op.version}; "
     head = Cell(f"{op.index} {shorten(op.op)}", version + shorten(op.output))
     reason = Cell(

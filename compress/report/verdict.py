@@ -24,7 +24,8 @@ from compress.report.wording import (
     shorten,
     show,
 )
-from compress.results.run import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
+from compress.results.placement import HostLatencyRecord, PlacementRecord
+from compress.results.run import DeviceRecord, ModelsRecord, RunRecord
 
 LEVELS = {
     "usable": ("good", "✓ Usable"),

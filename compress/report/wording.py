@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from compress.core.measurement import Measurement, Metric
+from compress.core.measurement import Measurement, Measurements, Metric
 from compress.report.blocks import Cell, joined
-from compress.results.run import Measurements, RunRecord
+from compress.results.run import RunRecord
 from deploy.contract.printable import UNPRINTABLE
 
 MINUS = "\N{MINUS SIGN}"

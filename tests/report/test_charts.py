@@ -13,7 +13,8 @@ from compress.report import svg as draw
 from compress.report.charts import ClassChange, LatencyCurve, Point
 from compress.report.svg import Box, placed_labels
 from compress.report.verdict import verdict
-from compress.results.run import OperatorRecord, RunRecord
+from compress.results.placement import OperatorPlacement
+from compress.results.run import RunRecord
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -34,8 +35,8 @@ def parsed(svg: str) -> ElementTree.Element:
     return root
 
 
-def operator(name: str, on_tpu: bool, macs: int) -> OperatorRecord:
-    return OperatorRecord(0, name, "tpu" if on_tpu else "cpu", macs)
+def operator(name: str, on_tpu: bool, macs: int) -> OperatorPlacement:
+    return OperatorPlacement(0, name, "tpu" if on_tpu else "cpu", macs)
 
 
 def texts(root: ElementTree.Element) -> list[str]:

@@ -53,12 +53,12 @@ def operators(count: int) -> list[Record]:
     names = (("CONV_2D", 97_344), ("DEPTHWISE_CONV_2D", 12_100), ("CONV_2D", 230_400), ("ADD", 0))
     ops: list[Record] = [{
         "index": i, "op": names[i % 4][0], "version": 3, "output": f"block_{i}/conv;block_{i}/relu", "reason": "",
-        "placement": "tpu", "status": "Mapped to Edge TPU", "advice": "", "macs": names[i % 4][1],
+        "placement": "tpu", "status": "Mapped to Edge TPU", "advice": "", "risk": "", "macs": names[i % 4][1],
     } for i in range(count - 1)]
     return [*ops, {
         "index": count - 1, "op": "SOFTMAX", "version": 2, "output": "probabilities", "placement": "cpu", "macs": 4_000,
         "status": "Operation not supported", "reason": "The input has 3 dimensions; the Edge TPU takes 1.",
-        "advice": "Leave the softmax out and take the largest logit on the host.",
+        "advice": "Leave the softmax out and take the largest logit on the host.", "risk": "",
     }]
 
 

@@ -20,10 +20,11 @@ from compress.core.errors import ModelError
 from compress.model.tflite import comparison
 from compress.model.tflite.edit import Edit, compact, extract
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.placement import OperatorPlacement
 from compress.results.quantization import RewriteOutcome
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, parser_rejection, place
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, Placement, parser_rejection, place
 from compress.targets.edgetpu.rewrites import REWRITES, RewriteEntry, interface
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, Rewrite
 from compress.targets.edgetpu.rewrites.transposes import transposes, with_channels_last_inputs, with_original_inputs
@@ -63,10 +64,10 @@ class Legalized:
     real_inputs: bool
 
     @property
-    def trailing(self) -> list[PlacedOperator]:
+    def trailing(self) -> list[OperatorPlacement]:
         """CPU operators at the end of the model, which no Edge TPU operator depends on."""
         required: set[int] = set()
-        operators: list[PlacedOperator] = []
+        operators: list[OperatorPlacement] = []
         if not any(op.placement == "tpu" for op in self.after.ops):
             return operators
         for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):
