@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from compress.core.measurement import Measurement, origin
@@ -13,7 +12,7 @@ from compress.report.blocks import Block, Cell, Columns, Details, Figure, Sectio
 from compress.report.wording import absence, count, noun, number, shorten, show
 from compress.results.encoding import decode
 from compress.results.evaluation import ClassRecord, ConfusionRecord, FoundAgainRecord
-from compress.results.run import RunRecord
+from compress.results.run import BundleRecord, ConfidenceRecord, RunRecord
 
 MAX_DRAWN = 40
 MAX_IN_MATRIX = 30
@@ -198,32 +197,15 @@ ROWS = {
 SPLITS = ("validation", "test")
 
 
-@dataclass(frozen=True)
-class CalibrationFacts:
-    """The manifest's `confidence` (`compress.bundling.recognition`)."""
-
-    temperature: float
-    threshold: float | None
-    false_reject_rate: float
-    measured: Mapping[str, Mapping[str, Measurement]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PackageFacts:
-    """The facts of `package` that the section reads."""
-
-    confidence: CalibrationFacts | None = None
-
-
 def confidence(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `package` that calibrated a classifier."""
-    facts = [decode(PackageFacts, stage.facts) for stage in record.stages if stage.stage == "package"]
-    confidences = [package_facts.confidence for package_facts in facts if package_facts.confidence is not None]
+    bundles = [decode(BundleRecord, stage.facts) for stage in record.stages if stage.stage == "package"]
+    confidences = [bundle.confidence for bundle in bundles if bundle.confidence is not None]
     if confidences:
         yield Section("Confidence", list(_blocks(confidences[-1])))
 
 
-def _blocks(facts: CalibrationFacts) -> Iterator[Block]:
+def _blocks(facts: ConfidenceRecord) -> Iterator[Block]:
     threshold = "none" if facts.threshold is None else number(facts.threshold, "fraction")
     fitted = f"temperature {number(facts.temperature, 'fraction')}, threshold of the answer unknown {threshold}"
     yield Text(f"Fitted on the validation split, for a false-reject rate of {facts.false_reject_rate:g}: {fitted}.")

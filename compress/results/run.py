@@ -160,6 +160,31 @@ class BudgetRecord:
 
 
 @dataclass(frozen=True)
+class ConfidenceRecord:
+    """The calibrated confidence of a classifier, as in the manifest of a bundle (`deploy.contract.confidence`).
+
+    Attributes:
+        temperature: the divisor of the logits.
+        threshold: the confidence below which the answer is "unknown"; None without one.
+        false_reject_rate: the share of validation samples that the threshold was chosen to reject.
+        measured: measurements by split, and for images that show none of the classes ("unknown").
+    """
+
+    temperature: float
+    threshold: float | None
+    false_reject_rate: float
+    measured: Mapping[str, Measurements] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BundleRecord:
+    """What `package` reports: where the float file of the bundle can be opened, and the confidence of a classifier."""
+
+    original_opens: str = ""
+    confidence: ConfidenceRecord | None = None
+
+
+@dataclass(frozen=True)
 class OutputRecord:
     """A file that the run wrote for the user."""
 
