@@ -19,12 +19,15 @@ from typing import NamedTuple
 from compress.report import svg
 from compress.report.svg import WIDTH, Box, placed_labels
 from compress.report.wording import MINUS, count, noun, number
+from compress.results.evaluation import ClassRecord
 from compress.results.placement import OperatorPlacement
 
 LEFT = 58
 RIGHT = 468
 BOTTOM = 290
 """The frame of the plot of quality against cost, and of latencies."""
+_CUT = (f'<path d="M{LEFT - 5} {BOTTOM - 2}l10 -5M{LEFT - 5} {BOTTOM - 7}l10 -5" class="cut"/>',)
+"""The mark of an axis that does not begin at 0: two strokes across it."""
 WHISKER = 4.0
 WIDER = 3.0
 """Half the width of the ends of an interval, and how much wider they are for each interval on the same line."""
@@ -63,17 +66,6 @@ class Point(NamedTuple):
         return "" if self.measured else " unsure"
 
 
-class ClassChange(NamedTuple):
-    """The accuracy of a class before and after; the interval is that of `after`."""
-
-    name: str
-    samples: int
-    before: float
-    after: float
-    low: float | None = None
-    high: float | None = None
-
-
 class LatencyCurve(NamedTuple):
     """The latencies of a model, and the percentiles to mark: (name, fraction of runs, ms); kind: its CSS class."""
 
@@ -105,11 +97,12 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     y = _quality_axis(points)
     positions = [(x.at(point.cost), y.at(point.quality)) for point in points]
     line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
+    name = f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
     parts = [
-        svg.text(10, 14, svg.fit(_quality_name(quality, y), WIDTH - 20), "name"),
+        svg.text(10, 14, svg.fit(name, WIDTH - 20), "name"),
         *(svg.level(y.at(tick), LEFT, RIGHT, f"{tick:.3g}") for tick in y.ticks(5)),
         *_cost_ticks(x, cost, unit),
-        *([_cut_mark(LEFT, BOTTOM)] if y.low > 0 else []),
+        *(_CUT if y.low > 0 else []),
         f'<polyline points="{line}" class="way"/>',
     ]
     bars: list[Box] = []
@@ -140,17 +133,6 @@ def trade_off_notes(points: Sequence[Point]) -> list[str]:
     if any(second - first < CLOSE for first, second in itertools.pairwise(positions)):
         notes.append("Intervals on the same line have ends of different widths, the earlier stage the narrower ones.")
     return notes
-
-
-def _quality_name(quality: str, y: svg.Axis) -> str:
-    """Return the name of the vertical axis, with its begin if that is not 0."""
-    return f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
-
-
-def _cut_mark(x: float, y: float) -> str:
-    """Return the mark of an axis that does not begin at 0: two strokes across it."""
-    strokes = "".join(f"M{svg.n(x - 5)} {svg.n(y - 2 - step)}l10 -5" for step in (0, 5))
-    return f'<path d="{strokes}" class="cut"/>'
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -202,13 +184,10 @@ def _whisker(box: Box, style: str) -> str:
     return f'<path d="{ends}{middle}" class="whisker{style}"/>'
 
 
-def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counted: str = "sample") -> str:
+def class_changes(rows: Sequence[ClassRecord], quality: str = "Accuracy") -> str:
     """Draw a line for each class from its quality before (ring) to that after (dot), in the order given.
 
-    Args:
-        rows: the classes.
-        quality: the name of the metric.
-        counted: what each class has a number of, in the singular.
+    Both values of every class are known; `quality` is the name of the metric.
     """
     x = _class_axis(rows)
     height = 44 + 17 * len(rows)
@@ -216,41 +195,44 @@ def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counte
     for tick in x.ticks(5):
         at = x.at(tick)
         parts += [svg.line(at, 20, at, height - 20, "grid"), svg.text(at, 14, f"{tick:.3g}", "tick", "middle")]
+    descriptions = []
     for i, row in enumerate(rows):
-        parts += _class_row(row, x, 32 + 17 * i, counted)
+        before, after = row.original.value or 0.0, row.result.value or 0.0
+        parts += _class_row(row, (before, after), x, 32 + 17 * i)
+        descriptions.append(f"{row.name}: {before:.3f} to {after:.3f}")
     parts.append(svg.text(279, height - 4, f"{quality} of the class", "name", "middle"))
-    description = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
-    return svg.svg(
-        "classes", (WIDTH, height), f"{quality} of each class before and after", "; ".join(description), parts
-    )
+    title = f"{quality} of each class before and after"
+    return svg.svg("classes", (WIDTH, height), title, "; ".join(descriptions), parts)
 
 
-def _class_axis(rows: Sequence[ClassChange]) -> svg.Axis:
+def _class_axis(rows: Sequence[ClassRecord]) -> svg.Axis:
     """Return the axis of `class_changes`. All values and intervals are on it."""
-    values = [value for row in rows for value in (row.before, row.after, row.low) if value is not None]
-    return svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
+    ends = [(row.original.value, row.result.value, row.result.low) for row in rows]
+    lowest = min(value for values in ends for value in values if value is not None)
+    return svg.Axis(max(0.0, math.floor(lowest * 10 - 0.5) / 10), 1, 164, 394)
 
 
-def class_notes(rows: Sequence[ClassChange]) -> list[str]:
+def class_notes(rows: Sequence[ClassRecord]) -> list[str]:
     """Return a sentence on the axis of `class_changes` if it does not begin at 0."""
     low = _class_axis(rows).low
     return [f"The axis begins at {low:.3g}, not at 0."] if low > 0 else []
 
 
-def _class_row(row: ClassChange, x: svg.Axis, y: float, counted: str) -> list[str]:
-    change = row.after - row.before
+def _class_row(row: ClassRecord, values: tuple[float, float], x: svg.Axis, y: float) -> list[str]:
+    first, last = values
+    change = last - first
     if change < -SAME:
         kind, text = "loss", f"▼ {MINUS}{-change:.3f}"
     elif change > SAME:
         kind, text = "gain", f"▲ +{change:.3f}"
     else:
         kind, text = "same", "= 0"
-    before = x.at(row.before)
-    after = x.at(row.after)
-    tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {count(row.samples, counted)}")
+    before = x.at(first)
+    after = x.at(last)
+    tip = svg.tip(f"{row.name}: {first:.3f} before, {last:.3f} after, {count(row.samples, row.counted)}")
     interval = []
-    if row.low is not None and row.high is not None:
-        interval.append(svg.line(x.at(row.low), y, x.at(min(row.high, x.high)), y, "reach"))
+    if row.result.low is not None and row.result.high is not None:
+        interval.append(svg.line(x.at(row.result.low), y, x.at(min(row.result.high, x.high)), y, "reach"))
     return [
         f"<g>{tip}",
         svg.text(146, y + 4, row.name, "label", "end", 144),

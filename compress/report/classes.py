@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compress.core.measurement import Measurement, origin
@@ -33,16 +34,17 @@ def section(record: RunRecord) -> Section:
         return Section("Classes", [missing(absence(record))])
     classes = _distinct(record.data.classes)
     labels = dict(zip(record.data.classes, classes, strict=True))
-    ranked = sorted(comparison.per_class, key=lambda row: _rank(_change(row)))
-    named = [(labels.get(row.name, row.name), row) for row in ranked]
-    rows = [_row(name, row) for name, row in named]
+    # The worst class first; classes without a value are last.
+    changes = [(_change(row), replace(row, name=labels.get(row.name, row.name))) for row in comparison.per_class]
+    ranked = [row for change, row in sorted(changes, key=lambda pair: (pair[0].value is None, pair[0].value or 0.0))]
+    rows = [_row(row) for row in ranked]
     quality = record.quality.label
-    changes = _changes(named, quality)
+    figure = _changes(ranked, quality)
     confusions = _confusions(comparison.confusion, classes)
     return Section(
         "Classes",
         [
-            Columns([column for column in ([changes], confusions[:1]) if column]),
+            Columns([column for column in ([figure], confusions[:1]) if column]),
             *confusions[1:],
             *_losses(ranked, rows, quality),
             Details(_all_classes(len(rows)), [Table(_header(ranked), rows)]),
@@ -64,11 +66,9 @@ def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
         for row in ranked
     ]
     header = ("Class", "Objects of the original", "Found by the result too", "Share")
-    return [Table(header, cells[:MAX_DRAWN], caption), *_rest(Table(header, cells[MAX_DRAWN:]))]
-
-
-def _rest(table: Table) -> list[Block]:
-    return [Details(f"{len(table.rows)} more classes", [table])] if table.rows else []
+    more = table(header, cells[MAX_DRAWN:])
+    blocks: list[Block] = [Table(header, cells[:MAX_DRAWN], caption)]
+    return [*blocks, Details(f"{len(cells) - MAX_DRAWN} more classes", more)] if more else blocks
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:
@@ -116,25 +116,10 @@ def _change(row: ClassRecord) -> Measurement:
     return Measurement(row.result.value - row.original.value, "fraction", origin(row.original, row.result))
 
 
-def _rank(change: Measurement) -> tuple[bool, float]:
-    """Return the sort key, worst class first; classes without a value are last."""
-    return change.value is None, change.value or 0.0
-
-
-def _row(name: str, row: ClassRecord) -> tuple[Cell, ...]:
-    change = show(_change(row), "accuracy_change")
-    cells: tuple[Cell, ...] = (
-        Cell(name, count(row.samples, _thing(row))),
-        show(row.original),
-        show(row.result),
-        change,
-    )
+def _row(row: ClassRecord) -> tuple[Cell, ...]:
+    head = Cell(row.name, count(row.samples, row.counted))
+    cells = (head, show(row.original), show(row.result), show(_change(row), "accuracy_change"))
     return cells if row.ap50 is None else (*cells, Cell(_at_half(row.ap50)))
-
-
-def _thing(row: ClassRecord) -> str:
-    """Return what is counted: objects if there is an average precision."""
-    return "sample" if row.ap50 is None else "object"
 
 
 def _header(rows: Sequence[ClassRecord]) -> tuple[str, ...]:
@@ -149,21 +134,16 @@ def _at_half(ap50: Mapping[str, Any]) -> str:
     return f"{number(before, 'fraction')} → {number(after, 'fraction')}"
 
 
-def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
-    drawn = [
-        charts.ClassChange(name, row.samples, row.original.value, row.result.value, row.result.low, row.result.high)
-        for name, row in ranked
-        if row.original.value is not None and row.result.value is not None
-    ][:MAX_DRAWN]
+def _changes(ranked: Sequence[ClassRecord], quality: str) -> Block:
+    drawn = [row for row in ranked if row.original.value is not None and row.result.value is not None][:MAX_DRAWN]
     if not drawn:
         return missing("no class has both values")
     caption = "Measured on the test split. Ring: original; dot: result; thin line: 95% interval of the result."
     if len(drawn) < len(ranked):
         caption += f" The {len(drawn)} worst of {len(ranked)} classes are drawn; all are in the table."
     title = f"Change of {noun(quality)} per class, worst first."
-    what = "object" if any(row.ap50 is not None for _, row in ranked) else "sample"
     caption = " ".join([caption, *charts.class_notes(drawn)])
-    return Figure(charts.class_changes(drawn, quality, what), title, caption, see=_all_classes(len(ranked)))
+    return Figure(charts.class_changes(drawn, quality), title, caption, see=_all_classes(len(ranked)))
 
 
 def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:

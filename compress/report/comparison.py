@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from compress.core.measurement import Measurement, Metric, origin, ratio
@@ -126,7 +126,12 @@ def costs(record: RunRecord) -> Section:
 
 def _plot(record: RunRecord, cost: Metric) -> Block:
     """Return the plot of quality against a cost; a text if no stage has both."""
-    points = [point for stage in record.stages for point in _points(stage, record.quality, cost)]
+    points = []
+    for stage in record.stages:
+        x, y = stage.measurements.get(cost.name), stage.measurements.get(record.quality.name)
+        if x is not None and y is not None and x.value is not None and y.value is not None:
+            is_measured = origin(x, y) == "measured"
+            points.append(charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, is_measured))
     name = noun(cost.label)
     if not points:
         return missing(f"no plot against {name}: no stage has both values")
@@ -150,13 +155,6 @@ def _plotted(record: RunRecord, cost: Metric, points: Sequence[charts.Point]) ->
         rows.append((point.label, quality, Cell(number(point.cost, cost.unit), "" if point.measured else "predicted")))
     caption = "With 95% intervals."
     return Table(("Stage", f"{record.quality.label}, validation", cost.label), rows, caption)
-
-
-def _points(stage: StageRecord, quality: Metric, cost: Metric) -> Iterator[charts.Point]:
-    """Yield the point of a stage, if its model has both values."""
-    x, y = stage.measurements.get(cost.name), stage.measurements.get(quality.name)
-    if x is not None and y is not None and x.value is not None and y.value is not None:
-        yield charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, origin(x, y) == "measured")
 
 
 def stages(record: RunRecord) -> Section:

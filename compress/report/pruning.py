@@ -61,21 +61,17 @@ def sections(record: RunRecord) -> Iterator[Section]:
     blocks: list[Block] = []
     for stage, pruning in facts.items():
         for index, step in enumerate(pruning.steps, 1):
-            blocks += [Heading(f"{shorten(stage)}, step {index}"), *_step(step, str(pruning.objective["name"]))]
+            text = Text(" ".join(_sentences(step, str(pruning.objective["name"]))))
+            changes = Columns([_costs(step.cost), [_widths(step.layers)]])
+            blocks += [Heading(f"{shorten(stage)}, step {index}"), text, changes]
     steps = [step for pruning in facts.values() for step in pruning.steps]
     blocks += _sensitivity(record, steps)
     if blocks:
         yield Section("Pruning", blocks)
 
 
-def _step(step: PruningStep, objective: str) -> Iterator[Block]:
-    yield Text(" ".join(_sentences(step, objective)))
-    yield Columns([_costs(step.cost), [_widths(step.layers)]])
-
-
 def _sentences(step: PruningStep, objective: str) -> Iterator[str]:
-    yield f"Objective: {shorten(objective)}."
-    yield f"Allocation: {shorten(step.allocation)}."
+    yield f"Objective: {shorten(objective)}. Allocation: {shorten(step.allocation)}."
     if step.trials:
         trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
         yield f"Validation accuracy after one epoch: {trials}."

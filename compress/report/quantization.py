@@ -26,9 +26,12 @@ def sections(record: RunRecord) -> Iterator[Section]:
 
 
 def _summary(facts: QuantizationRecord) -> Iterator[Block]:
-    method = f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}."
-    share = None if facts.agreement is None else number(facts.agreement, "fraction")
-    yield Text(f"{method} {' '.join(_calibration(facts, share))}")
+    text = f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}."
+    text += f" Calibrated on {facts.calibration_samples:,} training samples."
+    if facts.agreement is not None:
+        share = number(facts.agreement, "fraction")
+        text += f" The file agrees with the float model on {share} of the held-out samples (measured)."
+    yield Text(text)
     for gate in facts.separated_gates:
         yield Text(
             f"The gate of {shorten(gate.activation, 80)} is computed by a copy of {shorten(gate.copied, 80)}, so that "
@@ -36,13 +39,6 @@ def _summary(facts: QuantizationRecord) -> Iterator[Block]:
         )
     for warning in facts.warnings:
         yield Text(f"✕ {shorten(warning, MAX_PROSE)}", "bad")
-
-
-def _calibration(facts: QuantizationRecord, share: str | None) -> Iterator[str]:
-    """Yield sentences on the samples, and on the share of held-out samples on which the file agrees."""
-    yield f"Calibrated on {facts.calibration_samples:,} training samples."
-    if share is not None:
-        yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
 
 
 def _candidates(facts: QuantizationRecord) -> Iterator[Block]:

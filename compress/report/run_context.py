@@ -19,7 +19,7 @@ from compress.report.blocks import (
 )
 from compress.report.wording import MAX_PROSE, TIMES, absence, first, outline, scalar, seconds, shorten
 from compress.results.encoding import decode
-from compress.results.run import BundleRecord, DataRecord, RunRecord, StageRecord
+from compress.results.run import BundleRecord, DataRecord, RunRecord
 
 MAX_CLASSES = 24
 MAX_CORRUPT = 10
@@ -86,11 +86,9 @@ def environment(record: RunRecord) -> Section:
 
 def stage_facts(record: RunRecord) -> Section:
     """Return the settings and the facts of each stage."""
-    details = [_facts(index, stage) for index, stage in enumerate(record.stages)]
+    details = []
+    for index, stage in enumerate(record.stages):
+        content = {"settings": stage.settings or "all defaults", "facts": stage.facts or "none recorded"}
+        summary = f"{index} {shorten(stage.id)}: {stage.status}, {seconds(stage.seconds)}"
+        details.append(Details(summary, [Preformatted(outline(content))]))
     return Section("Settings and facts of the stages", or_missing(details, absence(record)))
-
-
-def _facts(index: int, stage: StageRecord) -> Details:
-    content = {"settings": stage.settings or "all defaults", "facts": stage.facts or "none recorded"}
-    summary = f"{index} {shorten(stage.id)}: {stage.status}, {seconds(stage.seconds)}"
-    return Details(summary, [Preformatted(outline(content))])

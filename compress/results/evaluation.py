@@ -120,6 +120,11 @@ class ClassRecord:
     result: Measurement
     ap50: Mapping[str, Any] | None = None
 
+    @property
+    def counted(self) -> str:
+        """What `samples` counts, in the singular."""
+        return "sample" if self.ap50 is None else "object"
+
 
 @dataclass(frozen=True)
 class FoundAgainRecord:

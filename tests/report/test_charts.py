@@ -10,9 +10,10 @@ from run_records import RECORDS, Record, crowded, every_measurement, full, hosti
 from compress.core.measurement import Measurement
 from compress.report import charts, markdown, wording
 from compress.report import svg as draw
-from compress.report.charts import ClassChange, LatencyCurve, Point
+from compress.report.charts import LatencyCurve, Point
 from compress.report.svg import Box, placed_labels
 from compress.report.verdict import verdict
+from compress.results.evaluation import ClassRecord
 from compress.results.placement import OperatorPlacement
 from compress.results.run import RunRecord
 
@@ -37,6 +38,13 @@ def parsed(svg: str) -> ElementTree.Element:
 
 def operator(name: str, on_tpu: bool, macs: int) -> OperatorPlacement:
     return OperatorPlacement(0, name, "tpu" if on_tpu else "cpu", macs)
+
+
+def changed(
+    name: str, samples: int, before: float, after: float, low: float | None = None, high: float | None = None
+) -> ClassRecord:
+    result = Measurement(after, "fraction", "measured", low, high)
+    return ClassRecord(name, samples, Measurement(before, "fraction", "measured"), result)
 
 
 def texts(root: ElementTree.Element) -> list[str]:
@@ -122,7 +130,7 @@ def test_runs_that_are_not_drawn_are_counted() -> None:
 
 
 def test_the_axis_of_classes_has_every_value() -> None:
-    rows = [ClassChange("a", 60, 0.9, 0.8, 0.34, 0.97)]
+    rows = [changed("a", 60, 0.9, 0.8, 0.34, 0.97)]
     assert charts.class_notes(rows) == ["The axis begins at 0.2, not at 0."]
     root = parsed(charts.class_changes(rows))
     (reach,) = [line for line in root.iter(f"{SVG}line") if line.get("class") == "reach"]
@@ -176,7 +184,7 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
 def test_any_name_fits(name: str) -> None:
     drawings = [
         charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], quality="Accuracy", cost="size", unit="bytes"),
-        charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
+        charts.class_changes([changed(name, 3, 0.5, 0.6)]),
         charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
         charts.latency_curves([LatencyCurve(name, "original", [1.0, 2.0], [("median", 0.5, 1.5)])]),
         charts.operator_strip([operator(name, True, 3), operator(name, False, 0)]),
@@ -188,7 +196,7 @@ def test_any_name_fits(name: str) -> None:
 
 
 def test_class_changes_say_loss_and_gain_without_colour() -> None:
-    rows = [ClassChange("a", 60, 0.9, 0.8, 0.7, 0.9), ClassChange("b", 60, 0.9, 0.95), ClassChange("c", 60, 0.9, 0.9)]
+    rows = [changed("a", 60, 0.9, 0.8, 0.7, 0.9), changed("b", 60, 0.9, 0.95), changed("c", 60, 0.9, 0.9)]
     root = parsed(charts.class_changes(rows))
     assert {"▼ −0.100", "▲ +0.050", "= 0"} <= set(texts(root))  # noqa: RUF001
     (ring, _), (dot, _) = circles(root, "ring")[0], circles(root, "result")[0]
@@ -197,7 +205,7 @@ def test_class_changes_say_loss_and_gain_without_colour() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (0, 1), (1, 0)])
 def test_class_changes_at_the_ends_of_the_scale(before: float, after: float) -> None:
-    parsed(charts.class_changes([ClassChange("a", 0, before, after, 0.0, 1.0)]))
+    parsed(charts.class_changes([changed("a", 0, before, after, 0.0, 1.0)]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 13, 30])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from run_records import Record, html_of, markdown_of, with_stages
+from run_records import Record, html_of, markdown_of, pruning_step, with_stages
 
 from compress.report import pruning
 from compress.report.blocks import Figure
@@ -15,23 +15,8 @@ FLAT = {"layers": ["flat"], "kept": [8, 4], "divergence": [0.0, 0.01], "accuracy
 
 
 def record(**step: Any) -> Record:
-    figures = {"macs": 2000, "parameters": 90, "size_bytes": 1200, "compute_ms": 0.002, "streamed_bytes": 0}
-    plain = {
-        "importance": "taylor",
-        "done": True,
-        "cost": {
-            "before": 0.002,
-            "after": 0.001,
-            "figures_before": figures,
-            "figures_after": figures | {"macs": 500, "compute_ms": 0.001},
-        },
-        "layers": {"conv": {"before": 16, "after": 8}},
-        "unsupported": [],
-        "allocation": "balanced",
-    }
-    return with_stages(
-        {"stage": "prune", "facts": {"objective": {"name": "compute"}, "steps": [{**plain, **step}]}},
-    )
+    facts = {"objective": {"name": "compute"}, "steps": [pruning_step(**step)]}
+    return with_stages({"stage": "prune", "facts": facts})
 
 
 def drawing(content: Record) -> str:

@@ -10,7 +10,7 @@ from compress.results.run import RunRecord
 CHOSEN = {"by": "hardness, hardest", "samples": 300, "of": 1200, "seconds": 4.2}
 RECORD = with_stages(
     {"id": "train", "stage": "train", "facts": {"subset": CHOSEN}},
-    {"id": "prune", "stage": "prune", "facts": {"steps": [{"subset": CHOSEN}, {}]}},
+    {"id": "prune", "facts": {"steps": [{"subset": CHOSEN}, {}]}},
     {"id": "q", "stage": "quantize", "facts": {"calibration": {**CHOSEN, "samples": 16, "by": "coverage"}}},
     {"id": "distill", "stage": "distill", "facts": {}},
 )

@@ -35,6 +35,19 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
     } | more
 
 
+FIGURES = {"macs": 2000, "parameters": 90, "size_bytes": 1200, "compute_ms": 0.002, "streamed_bytes": 0}
+
+
+def pruning_step(**more: Any) -> Record:
+    """Return a step of `prune` that halves the channels of one layer."""
+    cost: Record = {"before": 0.002, "after": 0.001, "figures_before": FIGURES}
+    return {
+        "importance": "taylor", "allocation": "balanced", "done": True, "unsupported": [],
+        "cost": cost | {"figures_after": FIGURES | {"macs": 500, "compute_ms": 0.001}},
+        "layers": {"conv": {"before": 16, "after": 8}},
+    } | more
+
+
 def with_stages(*stages: Record) -> Record:
     """Return a complete run of these stages; missing keys of a stage get default values."""
     defaults = {"status": "done", "stage": "train", "settings": {}, "measurements": {}}
