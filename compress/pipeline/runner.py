@@ -59,7 +59,7 @@ from compress.pipeline.stages.package import Package
 from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.pipeline.store import STORE, Store
 from compress.report import examples, render
-from compress.report.node_data import NODE_DATA_FILE
+from compress.report.placement import NODE_DATA_FILE
 from compress.results.encoding import decode
 from compress.results.evaluation import EXAMPLES
 from compress.results.pruning import SensitivityRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compress.core.measurement import Measurement, Metric
-from compress.results.encoding import decode, encode
+from compress.results.encoding import encode
 
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
@@ -51,20 +51,6 @@ class TrialRecord:
     def is_feasible(self) -> bool:
         """Whether it is complete and meets all constraints."""
         return self.status == "complete" and all(value <= 0 for value in self.excess.values())
-
-    @classmethod
-    def from_json(cls, content: object) -> TrialRecord:
-        """Return the record in plain values.
-
-        Raises:
-            ValueError: it is not a record.
-        """
-        return decode(cls, content)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values."""
-        content: dict[str, Any] = encode(self)
-        return content
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from paths import EDGETPU
 from run_records import HOSTILE
 
 from compress.model.tflite import graph
-from compress.report.node_data import node_data
+from compress.report.placement import node_data
 from compress.results.placement import OperatorPlacement, PlacementRecord
 from compress.surface import api
 

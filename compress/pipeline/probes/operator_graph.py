@@ -9,7 +9,7 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.learning.context import Context, Need
 from compress.model.tflite.graph import read
 from compress.pipeline.stage import Probe
-from compress.report.node_data import NODE_DATA_FILE, node_data
+from compress.report.placement import NODE_DATA_FILE, node_data
 from compress.results.placement import PlacementRecord
 
 

@@ -163,7 +163,7 @@ def check(options: argparse.Namespace) -> int:
     )
     if options.node_data is not None:
         from compress.model.tflite import graph
-        from compress.report.node_data import node_data
+        from compress.report.placement import node_data
         from compress.results.placement import PlacementRecord
 
         content = node_data(graph.read(options.model), PlacementRecord.from_facts(result.to_json()))
