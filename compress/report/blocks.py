@@ -31,7 +31,6 @@ class Cell:
     Attributes:
         text: the text, or a value with its unit.
         small: small print: the interval and the origin of a measurement.
-        style: the origin of a measurement, or the kind of a remark.
         note: the conditions of a measurement; the reason why it is missing.
     """
 
@@ -140,13 +139,10 @@ class Figure(_Block):
 
 @dataclass(frozen=True)
 class Picture:
-    """An image in a file.
+    """An image in a file, with its content in words.
 
-    Attributes:
-        title: what it is.
-        text: its content in words.
-        file: the path of the file, from the folder of the report.
-        source: the image as a data: URI; empty if the file is missing or was changed.
+    `file` is the path from the folder of the report, and `source` the image as a data: URI; empty if the file is
+    missing or was changed.
     """
 
     title: str

@@ -80,8 +80,7 @@ class OutputComparisonRecord:
     """How close one output of the result is to the original's.
 
     Attributes:
-        name: the output.
-        shape: its shape, without the batch.
+        shape: the shape without the batch.
         sqnr_db: the ratio of the original's values to their error in dB.
         max_abs_error: the largest difference of a value.
         agreement: the share of equal decisions; None for an output without decisions.
@@ -107,10 +106,7 @@ class ClassRecord:
     """The quality of both models for one class.
 
     Attributes:
-        name: the class.
-        samples: the number of its test samples; for detection, of its objects.
-        original: the quality of the original.
-        result: the quality of the result.
+        samples: the number of test samples of the class; for detection, of its objects.
         ap50: for detection, the average precision at IoU 0.5 of both models.
     """
 
@@ -128,13 +124,7 @@ class ClassRecord:
 
 @dataclass(frozen=True)
 class FoundAgainRecord:
-    """The objects of one class that the original finds.
-
-    Attributes:
-        name: the class.
-        objects: the number of its objects in the test samples.
-        found: the number of those that the result finds too.
-    """
+    """The number of objects of one class that the original finds in the test samples, and that the result finds too."""
 
     name: str
     objects: int
@@ -153,10 +143,7 @@ class ConfusionRecord:
 class RightAnswersRecord:
     """Which test samples both models answer correctly.
 
-    Attributes:
-        samples: the number of test samples.
-        original: a bit for each sample, as hexadecimal digits; the first sample is the highest bit of the first byte.
-        result: the same for the result.
+    For each model, a bit for each sample as hexadecimal digits; the first sample is the highest bit of the first byte.
     """
 
     samples: int
@@ -171,8 +158,6 @@ class ComparisonRecord:
     Attributes:
         measurements: drops, ratios, agreement.
         per_class: the quality for each class, if the task has classes.
-        confusion: how often classes are taken for others.
-        outputs: how close each output is.
         found_again: for detectors without labels: the objects of the original that the result finds, by class.
         right: which samples are answered correctly, for tasks whose answers are right or wrong.
     """
@@ -192,7 +177,6 @@ class PictureRecord:
     Attributes:
         shows: the answer: "label", the correct one, "original" or "result".
         file: the name of the file in the folder EXAMPLES of the run.
-        sha256: its digest.
         text: the answer in words.
     """
 
@@ -204,14 +188,13 @@ class PictureRecord:
 
 @dataclass(frozen=True)
 class ExampleRecord:
-    """A test sample with the answers of both models.
+    """A test sample with the label, if there is one, and the answers of both models.
 
     Attributes:
         sample: its index in the test split.
         name: its name, such as the path of its file.
         kind: why it was chosen: a large difference between both models, or one near the median.
         difference: the difference in words.
-        pictures: the label, if there is one, then the answers.
     """
 
     sample: int
@@ -223,12 +206,9 @@ class ExampleRecord:
 
 @dataclass(frozen=True)
 class ExamplesRecord:
-    """Test samples with the answers of original and result.
+    """Test samples with the answers of original and result: the largest difference first, then typical ones.
 
-    Attributes:
-        note: what is drawn.
-        samples: the number of test samples from which they were chosen.
-        examples: the largest difference first, then typical ones.
+    `note` says what is drawn, and `samples` from how many test samples the examples were chosen.
     """
 
     note: str

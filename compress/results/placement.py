@@ -86,14 +86,13 @@ class PlacementRecord:
     """Where the operators of the compressed model run (`compress.targets.edgetpu.check`).
 
     Attributes:
-        summary: one line about it.
         ops: every operator in the order of execution.
         macs: the multiply-accumulates by processor.
         compiled: whether the vendor's compiler ran; otherwise the placement is predicted.
-        reason: the reason why it did not run.
+        reason: the reason why the compiler did not run.
         how_to_compile: instructions for the user.
         compiles: whether the model compiles; None if that is unknown.
-        failure: the reason why it does not compile.
+        failure: the reason why the model does not compile.
         expected_latency: the predicted latency by host.
         lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
@@ -142,15 +141,13 @@ class HostLatencyRecord:
     """The latency of the result on the host that was chosen.
 
     Attributes:
-        host: the name of the host.
         value: the median in ms; None if `provenance` is "missing".
         low: lower end of the interval in which measurements are expected.
         high: its upper end.
-        provenance: measured on this machine, predicted, or missing.
         note: how the value was obtained; the reason if it is missing.
         parts: the ms of each part of a prediction, such as `compute_ms`.
         streamed_bytes: parameters that are sent at every inference.
-        advice: changes that reduce it, the most effective first.
+        advice: changes that reduce the latency, the most effective first.
     """
 
     host: str

@@ -32,13 +32,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A candidate that was not tried.
-
-    Attributes:
-        step: the kind of change.
-        choice: the change.
-        reason: the reason, for people.
-    """
+    """A candidate that was not tried: the kind of change, the change, and the reason for people."""
 
     step: str
     choice: str
@@ -104,16 +98,11 @@ class QuantizationRecord:
     """What `quantize` reports.
 
     Attributes:
-        calibration_samples: the number of training samples that the ranges are calibrated with.
         kept: the method of the result: ptq or qat.
         ranges: how the activation ranges were chosen, for people.
         agreement: the share of held-out samples on which the file agrees with the float model.
         warnings: what is unusual about the samples, the model or the result.
-        tried: the candidates that were tried.
-        not_tried: the candidates that were not tried.
         layers: the rounded tensors, the one that costs most first.
-        rewritten: the rewrites for the compiler of the target.
-        separated_gates: the activations whose gates are separated.
     """
 
     calibration_samples: int

@@ -25,10 +25,7 @@ StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 class ErrorRecord:
     """The error that ended a run, or the reason why its result is not acceptable.
 
-    Attributes:
-        stage: the id of the stage that failed; None if the error is not in a stage.
-        message: the message of the error.
-        exit_code: the exit code of the command.
+    `stage` is the id of the stage that failed, or None. `exit_code` is that of the command.
     """
 
     stage: str | None
@@ -92,13 +89,10 @@ class StageRecord:
 
     Attributes:
         id: its unique name in the pipeline.
-        stage: the name of the stage.
-        status: what became of it.
         seconds: the time that it took when it was made; None if it was not.
         reason: the reason why it was skipped.
         kind: the kind of artifact after it.
-        settings: its settings.
-        facts: what the stage reports; the report's sections decode what they show.
+        facts: what the stage reports; the classes of `compress.results` declare the parts that others read.
         measurements: the measurements of its model, the quality on the validation split.
     """
 
@@ -131,12 +125,7 @@ class ModelsRecord:
 
 @dataclass(frozen=True)
 class VerdictRecord:
-    """Whether the result of a run can be used.
-
-    Attributes:
-        level: usable, usable with warnings, or not usable.
-        reasons: one sentence each; those of the level first.
-    """
+    """Whether the result of a run can be used, and the reasons: one sentence each, those of the level first."""
 
     level: Level
     reasons: tuple[str, ...] = ()
@@ -209,12 +198,8 @@ class DeviceRecord:
     """The measurements of one device with the bundle of the run.
 
     Attributes:
-        device: its name.
-        board: its board or processor.
-        python: the version of Python.
-        runtime: the TFLite runtime.
+        board: the board or the processor.
         model: the model that was measured, and on which processor.
-        measurements: the measurements.
         golden: the comparison with the outputs of the host, by model.
         doubts: the reasons why the measurements cannot be compared with others.
     """
@@ -231,34 +216,19 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run.
+    """The record of a run. A part is None if the run did not get so far, or if it does not apply.
 
     Attributes:
-        name: the name of the pipeline.
-        status: "ok", "over budget", "not usable", "failed" or "interrupted".
-        verdict: whether the result can be used; None for a run that did not get so far.
         error: what ended the run, or why its result is not acceptable.
         coralline: the version of Coralline.
-        seed: the seed of the run.
-        seconds: the time of the run.
         finished: the end of the run, ISO 8601.
-        target: the target.
         metrics: the metrics of the task, the most important one first.
         pipeline: the content of the pipeline file.
-        data: the data set; None if the run did not get so far, as for all that follow.
-        stages: the stages, in order.
-        models: original and result.
-        degeneracy: whether their outputs depend on the input.
-        comparison: their comparison.
+        degeneracy: whether the outputs of original and result depend on the input.
         latency: the latency of the result on the host of `measure.host`.
-        cpu_latency: the times of both on this machine's CPU.
-        placement: where the operators of the result run.
-        sensitivity: the sensitivity of the layers to pruning; None if it was not measured.
-        budget: the limits that were set.
+        cpu_latency: the times of both models on this machine's CPU.
         outputs: the files for the user, by name.
-        environment: the machine and the tools.
-        devices: the measurements of devices.
-        examples: test samples with the answers of both models; None for tasks whose answers are not drawn.
+        examples: test samples with the answers of both models, for tasks whose answers are drawn.
     """
 
     name: str

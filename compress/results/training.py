@@ -75,16 +75,13 @@ class StageProfile:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a stage, or one of its steps, reports about training and calibration.
+    """What a stage, or each of its steps, reports about training and calibration.
 
     Attributes:
-        loss: the loss that was minimized.
-        history: the losses of each epoch.
         subset: the selection of training samples.
         calibration: the selection of calibration samples.
         healing: whether the training was kept.
         batch_norms: whether the recalibration of batch norms was kept.
-        steps: the same for each step of a stage with steps.
         profile: the times of the stage, if the run was profiled.
     """
 
