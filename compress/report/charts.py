@@ -96,14 +96,13 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     x = _cost_axis([point.cost for point in points])
     y = _quality_axis(points)
     positions = [(x.at(point.cost), y.at(point.quality)) for point in points]
-    line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
     name = f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
     parts = [
         svg.text(10, 14, svg.fit(name, WIDTH - 20), "name"),
         *(svg.level(y.at(tick), LEFT, RIGHT, f"{tick:.3g}") for tick in y.ticks(5)),
         *_cost_ticks(x, cost, unit),
         *(_CUT if y.low > 0 else []),
-        f'<polyline points="{line}" class="way"/>',
+        svg.polyline(positions, "way"),
     ]
     bars: list[Box] = []
     dots = []
@@ -113,7 +112,7 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
             bars.append(Box(a - reach, y.at(point.high), a + reach, y.at(point.low)))
             parts.append(_whisker(bars[-1], point.style))
         tip = svg.tip(f"{point.label}: {noun(quality)} {number(point.quality, 'fraction')}, {number(point.cost, unit)}")
-        dots.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{point.style}">{tip}</circle>')
+        dots.append(svg.circle(a, b, 5, f"dot{point.style}", tip))
     parts += [*dots, *placed_labels([point.label for point in points], positions, bars)]
     description = "; ".join(f"{p.label}: {number(p.quality, 'fraction')} at {number(p.cost, unit)}" for p in points)
     return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"{quality} against {cost} after each stage", description, parts)
@@ -238,8 +237,8 @@ def _class_row(row: ClassRecord, values: tuple[float, float], x: svg.Axis, y: fl
         svg.text(146, y + 4, row.name, "label", "end", 144),
         *interval,
         svg.line(before, y, after, y, kind),
-        f'<circle cx="{svg.n(before)}" cy="{svg.n(y)}" r="4.5" class="original ring"/>',
-        f'<circle cx="{svg.n(after)}" cy="{svg.n(y)}" r="3.2" class="result"/>',
+        svg.circle(before, y, 4.5, "original ring"),
+        svg.circle(after, y, 3.2, "result"),
         svg.text(474, y + 4, text, f"label {kind}", "end"),
         "</g>",
     ]
@@ -374,7 +373,7 @@ def _steps(values: Sequence[float], x: svg.Axis, y: svg.Axis) -> str:
 
 def _mark(x: float, y: float, kind: str, tip: str) -> str:
     if kind == "original":
-        return f'<circle cx="{svg.n(x)}" cy="{svg.n(y)}" r="4.5" class="original ring">{tip}</circle>'
+        return svg.circle(x, y, 4.5, "original ring", tip)
     return f'<path d="M{svg.n(x)} {svg.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 

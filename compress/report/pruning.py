@@ -191,16 +191,13 @@ def _small_chart(curve: SensitivityCurve, left: float, top: float, highest: floa
     parts += [
         svg.line(left, y.at(level * highest), left + CELL_WIDTH, y.at(level * highest), "grid") for level in (0, 0.5, 1)
     ]
-    line = []
+    positions = []
     circles = []
     for kept, value in zip(curve.kept, _values(curve), strict=True):
-        at_x = svg.n(x.at(1 - kept / full))
-        at_y = svg.n(y.at(value))
-        line.append(f"{at_x},{at_y}")
+        positions.append((x.at(1 - kept / full), y.at(value)))
         tip = svg.tip(f"{name}: {kept} of {full} kept, {quantity} {value:.3f}")
-        circles.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')
-    points = " ".join(line)
-    return [*parts, f'<polyline points="{points}" class="curve result" fill="none"/>', *circles]
+        circles.append(svg.circle(*positions[-1], 3, "result", tip))
+    return [*parts, svg.polyline(positions, "curve result"), *circles]
 
 
 MAX_ROWS = 20

@@ -113,18 +113,38 @@ def _figures(record: SearchRecord) -> Iterator[Block]:
     """Yield a drawing of the first objective against each other one; of one objective, its course."""
     first, *others = record.objectives
     for other in others:
-        if not _drawn(record, [first, other]):
+        trials = _drawn(record, [first, other])
+        if not trials:
             yield missing(f"no complete trial has {noun(first.label)} and {noun(other.label)}")
             continue
-        drawing = _trade_off(record, first, other)
+        x = _axis([trial.values[other.name] for trial in trials], LEFT, RIGHT - 10, log=True)
+        ticks = [svg.tick(x.at(at), BOTTOM, number(at, other.unit) if at else "0") for at in _ticks(x, other.unit)]
+        better = "→ more" if other.higher_is_better else "← less"
+        name = f"{better} {noun(other.label)}{', logarithmic' if x.log else ''}"
+        positions = {trial.number: x.at(trial.values[other.name]) for trial in trials}
+        drawing = _drawing(f"search-{other.name}", record, trials, positions, [*ticks, _name_below(name)])
         title = f"{first.label} on validation against {noun(other.label)}, one mark for each complete trial."
-        yield Figure(drawing, title, " ".join(_chart_notes(record, first, other)), see="All trials")
-    if not others and not _drawn(record, [first]):
-        yield missing(f"no complete trial has {noun(first.label)}")
-    elif not others:
-        drawing = _course(record, first)
-        title = f"{first.label} on validation of each complete trial, in their order."
-        yield Figure(drawing, title, " ".join(_chart_notes(record, first, None)), see="All trials")
+        yield Figure(drawing, title, " ".join(_chart_notes(record, trials)), see="All trials")
+    if not others:
+        yield _course(record)
+
+
+def _course(record: SearchRecord) -> Block:
+    """Return a drawing of the only objective of each trial, in their order."""
+    (first,) = record.objectives
+    trials = _drawn(record, [first])
+    if not trials:
+        return missing(f"no complete trial has {noun(first.label)}")
+    x = svg.Axis(-0.5, max(trial.number for trial in trials) + 0.5, LEFT, RIGHT)
+    ticks = [svg.tick(x.at(tick), BOTTOM, f"{tick:g}") for tick in x.ticks(5) if float(tick).is_integer()]
+    positions = {trial.number: x.at(trial.number) for trial in trials}
+    drawing = _drawing("search-course", record, trials, positions, [*ticks, _name_below("trial")])
+    title = f"{first.label} on validation of each complete trial, in their order."
+    return Figure(drawing, title, " ".join(_chart_notes(record, trials)), see="All trials")
+
+
+def _name_below(name: str) -> str:
+    return svg.text(RIGHT, HEIGHT - 6, name, "name", "end")
 
 
 def _constraints(record: SearchRecord) -> Iterator[Block]:
@@ -161,31 +181,9 @@ def _trial_row(trial: TrialRecord, record: SearchRecord) -> Row:
     return (str(trial.number), state, *_values(trial, record.objectives), _settings(trial), seconds(trial.seconds))
 
 
-def _trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:
-    """Draw the first objective against another one."""
-    trials = _drawn(record, [first, other])
-    x = _axis([trial.values[other.name] for trial in trials], LEFT, RIGHT - 10, log=True)
-    ticks = [svg.tick(x.at(tick), BOTTOM, number(tick, other.unit) if tick else "0") for tick in _ticks(x, other.unit)]
-    better = "→ more" if other.higher_is_better else "← less"
-    name = f"{better} {noun(other.label)}{', logarithmic' if x.log else ''}"
-    positions = {trial.number: x.at(trial.values[other.name]) for trial in trials}
-    below = [*ticks, svg.text(RIGHT, HEIGHT - 6, name, "name", "end")]
-    return _drawing(f"search-{other.name}", record, first, positions, below)
-
-
-def _course(record: SearchRecord, first: Metric) -> str:
-    """Draw the only objective of each trial, in their order."""
-    trials = _drawn(record, [first])
-    x = svg.Axis(-0.5, max(trial.number for trial in trials) + 0.5, LEFT, RIGHT)
-    ticks = [svg.tick(x.at(tick), BOTTOM, f"{tick:g}") for tick in x.ticks(5) if float(tick).is_integer()]
-    positions = {trial.number: x.at(trial.number) for trial in trials}
-    below = [*ticks, svg.text(RIGHT, HEIGHT - 6, "trial", "name", "end")]
-    return _drawing("search-course", record, first, positions, below)
-
-
-def _chart_notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
-    """Return what explains the marks and the axes."""
-    trials = _drawn(record, [first] if other is None else [first, other])
+def _chart_notes(record: SearchRecord, trials: Sequence[TrialRecord]) -> list[str]:
+    """Return what explains the marks and the axes of a drawing of some trials."""
+    first = record.objectives[0]
     sentences = [
         "Filled: on the front, with the number of the trial; hollow: another trial that meets all constraints."
     ]
@@ -226,51 +224,44 @@ def _ticks(axis: svg.Axis, unit: str) -> list[float]:
     return axis.ticks(4, base)
 
 
-def _drawing(ident: str, record: SearchRecord, first: Metric, x: dict[int, float], below: Sequence[str]) -> str:
-    """Return the drawing.
+def _drawing(
+    ident: str, record: SearchRecord, trials: Sequence[TrialRecord], x: dict[int, float], below: Sequence[str]
+) -> str:
+    """Return a drawing of trials, with the first objective as the vertical axis.
 
-    Args:
-        ident: its identifier in the page.
-        record: the search.
-        first: the vertical objective.
-        x: the horizontal position of each trial to draw, by its number.
-        below: the horizontal axis.
+    `x` is the horizontal position of each trial by its number, and `below` the horizontal axis.
     """
-    trials = [trial for trial in record.trials if trial.number in x]
+    first = record.objectives[0]
     y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
     levels = [svg.level(y.at(tick), LEFT, RIGHT, number(tick, first.unit)) for tick in _ticks(y, first.unit)]
-    on_front = {point.number for point in record.front}
     at = {trial.number: (x[trial.number], y.at(trial.values[first.name])) for trial in trials}
-    dominated = {point.number for point in record.front if point.is_dominated}
-    front = sorted(at[trial.number] for trial in trials if trial.number in on_front - dominated)
-    way = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in front)
-    others = [_mark(trial, at[trial.number], record) for trial in trials if trial.number not in on_front]
-    best = [_mark(trial, at[trial.number], record) for trial in trials if trial.number in on_front]
-    named = [trial.number for trial in trials if trial.number in on_front]
+    on_front = {point.number: point for point in record.front}
+    named = [trial for trial in trials if trial.number in on_front]
+    way = sorted(at[trial.number] for trial in named if not on_front[trial.number].is_dominated)
+    labels = [str(trial.number) for trial in named]
     parts = [
         svg.text(10, 14, svg.fit(f"{first.label}, validation", WIDTH - 20), "name"),
         *levels,
         svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, "axis"),
         *below,
-        *others,
-        f'<polyline points="{way}" class="way"/>',
-        *best,
-        *placed_labels([str(number) for number in named], [at[number] for number in named], []),
+        *(_mark(trial, at[trial.number], record) for trial in trials if trial.number not in on_front),
+        svg.polyline(way, "way"),
+        *(_mark(trial, at[trial.number], record) for trial in named),
+        *placed_labels(labels, [at[trial.number] for trial in named], []),
     ]
     words = f"{len(trials)} trials, {len(named)} of them on the front: " + "; ".join(
-        f"trial {number}: {first.name} {record.trial(number).values[first.name]:.4g}" for number in named
+        f"trial {trial.number}: {first.name} {trial.values[first.name]:.4g}" for trial in named
     )
     return svg.svg(ident, (WIDTH, HEIGHT), f"{first.label} of the trials", words, parts)
 
 
 def _mark(trial: TrialRecord, at: tuple[float, float], record: SearchRecord) -> str:
-    a, b = (svg.n(value) for value in at)
     values = ", ".join(number(trial.values[m.name], m.unit) for m in record.objectives if m.name in trial.values)
     tip = svg.tip(f"trial {trial.number}: {values}")
     if not trial.is_feasible:
         left, right, top, low = (svg.n(value) for value in (at[0] - 4, at[0] + 4, at[1] - 4, at[1] + 4))
         return f'<path d="M{left} {top}L{right} {low}M{left} {low}L{right} {top}" class="cut">{tip}</path>'
     if trial.number not in {point.number for point in record.front}:
-        return f'<circle cx="{a}" cy="{b}" r="4" class="original ring">{tip}</circle>'
-    ring = f'<circle cx="{a}" cy="{b}" r="9" class="whisker"/>' if trial.number == record.recommended else ""
-    return f'{ring}<circle cx="{a}" cy="{b}" r="5" class="dot">{tip}</circle>'
+        return svg.circle(*at, 4, "original ring", tip)
+    ring = svg.circle(*at, 9, "whisker") if trial.number == record.recommended else ""
+    return ring + svg.circle(*at, 5, "dot", tip)

@@ -79,6 +79,18 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{n(x1)}" y1="{n(y1)}" x2="{n(x2)}" y2="{n(y2)}" class="{kind}"/>'
 
 
+def circle(x: float, y: float, radius: float, kind: str, tip: str = "") -> str:
+    """Return a circle, with a tooltip if `tip` has one."""
+    start = f'<circle cx="{n(x)}" cy="{n(y)}" r="{n(radius)}" class="{kind}"'
+    return f"{start}>{tip}</circle>" if tip else f"{start}/>"
+
+
+def polyline(positions: Sequence[tuple[float, float]], kind: str) -> str:
+    """Return straight lines between points."""
+    points = " ".join(f"{n(x)},{n(y)}" for x, y in positions)
+    return f'<polyline points="{points}" class="{kind}"/>'
+
+
 def level(y: float, left: float, right: float, words: str) -> str:
     """Return a horizontal line at height y, with its value on the left."""
     return line(left, y, right, y, "grid") + text(left - 6, y + 4, words, "tick", "end")
