@@ -80,6 +80,11 @@ class ExpectedLatency:
     high_ms: float
     cpu_alone_ms: float
 
+    @property
+    def measurement(self) -> Measurement:
+        """The latency as a measurement."""
+        return Measurement(self.latency_ms, "ms", "predicted", self.low_ms, self.high_ms)
+
 
 @dataclass(frozen=True)
 class PlacementRecord:
