@@ -22,7 +22,7 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.verdict import limited
-from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show
+from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show, span
 from compress.results.run import RunRecord, StageRecord
 
 OUTCOMES = {
@@ -47,9 +47,8 @@ def budget(record: RunRecord) -> Section:
         actual = show(row.measured, row.name, absence(record))
         outcome = OUTCOMES[row.holds]
         if row.is_uncertain:
-            ends = f"{number(row.measured.low or 0, row.unit)} to {number(row.measured.high or 0, row.unit)}"
-            remark = f"the limit is within the interval {ends}: measure on the device"
-            outcome = replace(outcome, small=remark)
+            interval = span(row.measured.low, row.measured.high, row.unit)
+            outcome = replace(outcome, small=f"the limit is within the interval {interval}: measure on the device")
         rows.append((limited(record, row.name), number(row.limit, row.unit), actual, outcome))
     return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
 
@@ -148,10 +147,7 @@ def _plotted(record: RunRecord, cost: Metric, points: Sequence[charts.Point]) ->
     unit = record.quality.unit
     rows = []
     for point in points:
-        ends = ""
-        if point.low is not None and point.high is not None:
-            ends = f"{number(point.low, unit)} to {number(point.high, unit)}"
-        quality = Cell(number(point.quality, unit), ends)
+        quality = Cell(number(point.quality, unit), span(point.low, point.high, unit))
         rows.append((point.label, quality, Cell(number(point.cost, cost.unit), "" if point.measured else "predicted")))
     caption = "With 95% intervals."
     return Table(("Stage", f"{record.quality.label}, validation", cost.label), rows, caption)

@@ -23,7 +23,7 @@ from compress.report.blocks import (
     missing,
     table,
 )
-from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten
+from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten, span
 from compress.results.placement import OperatorPlacement, PlacementRecord
 from compress.results.run import RunRecord
 
@@ -49,7 +49,7 @@ def section(record: RunRecord) -> Section:
         (
             shorten(prediction.summary, 100),
             number(prediction.latency_ms, "ms"),
-            f"{number(prediction.low_ms, 'ms')} to {number(prediction.high_ms, 'ms')}",
+            span(prediction.low_ms, prediction.high_ms, "ms"),
             number(prediction.cpu_alone_ms, "ms"),
         )
         for prediction in placement.expected_latency.values()

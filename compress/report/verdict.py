@@ -23,6 +23,7 @@ from compress.report.wording import (
     sentence,
     shorten,
     show,
+    span,
 )
 from compress.results.placement import HostLatencyRecord, PlacementRecord
 from compress.results.run import ModelsRecord, RunRecord
@@ -174,10 +175,8 @@ def latency_text(latency: HostLatencyRecord) -> str:
     """Return the latency with its interval and its origin."""
     if latency.value is None:
         return f"latency on {shorten(latency.host)} unknown: {shorten(latency.note, MAX_PROSE)}"
-    text = f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({latency.provenance}"
-    if latency.low is not None and latency.high is not None:
-        text += f", {number(latency.low, 'ms')} to {number(latency.high, 'ms')}"
-    return f"{text})"
+    how = joined(", ", latency.provenance, span(latency.low, latency.high, "ms"))
+    return f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({how})"
 
 
 def _quality(record: RunRecord, models: ModelsRecord) -> str:
@@ -307,8 +306,8 @@ def _latency(latency: HostLatencyRecord, record: RunRecord) -> str:
     if latency.value is None:
         return sentence(f"The latency on {host} is unknown: {shorten(latency.note, MAX_PROSE)}")
     text = f"{number(latency.value, 'ms')} for each inference, {latency.provenance} on {host}"
-    if latency.low is not None and latency.high is not None:
-        text += f" ({number(latency.low, 'ms')} to {number(latency.high, 'ms')})"
+    if ends := span(latency.low, latency.high, "ms"):
+        text += f" ({ends})"
     change = show(record.changes.get("latency_ratio"), "latency_ratio")
     if latency.provenance == "measured" and change.style != "missing":
         text += f", {change.text} the latency of the original"

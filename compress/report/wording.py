@@ -149,6 +149,11 @@ def number(value: float, unit: str) -> str:
     return scale.digits(value, signed=False) + scale.suffix
 
 
+def span(low: float | None, high: float | None, unit: str) -> str:
+    """Return an interval in words, "1.47 ms to 2.45 ms"; empty if an end is not known."""
+    return "" if low is None or high is None else f"{number(low, unit)} to {number(high, unit)}"
+
+
 def seconds(value: float | None) -> str:
     """Return a duration: 12.3 s, 2 min 05 s."""
     if value is None or not math.isfinite(value):
