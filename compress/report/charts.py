@@ -22,13 +22,13 @@ from compress.report.wording import MINUS, count, noun, number
 from compress.results.evaluation import ClassRecord
 from compress.results.placement import OperatorPlacement
 
-LEFT = 58
-RIGHT = 468
+LEFT = 58  # px, chosen; numbers fit on its left
+RIGHT = 468  # px; WIDTH without a margin
 BOTTOM = 290
 """The frame of the plot of quality against cost, and of latencies."""
 _CUT = (f'<path d="M{LEFT - 5} {BOTTOM - 2}l10 -5M{LEFT - 5} {BOTTOM - 7}l10 -5" class="cut"/>',)
 """The mark of an axis that does not begin at 0: two strokes across it."""
-WHISKER = 4.0
+WHISKER = 4.0  # px, chosen
 WIDER = 3.0
 """Half the width of the ends of an interval, and how much wider they are for each interval on the same line."""
 CLOSE = 6.0
@@ -39,7 +39,7 @@ _FILLS = {True: 'class="tpu"', False: 'fill="url(#hatch)"'}
 """Attributes of the operators on the Edge TPU, and of those on the CPU."""
 _SHADES = {True: ("hit", 1.0), False: ("miss", 0.5)}
 """CSS class of right and wrong answers, and the exponent of their share: few wrong answers must be visible."""
-PALEST = 0.1
+PALEST = 0.1  # chosen; a single answer is still visible on the paper
 DARKEST = 0.45
 """Opacity of the shades behind counts: these are legible on the darkest one, in light and dark (`page.css`)."""
 _LABEL_AT = {"original": 0.65, "result": 0.35}

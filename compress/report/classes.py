@@ -15,12 +15,12 @@ from compress.results.encoding import decode
 from compress.results.evaluation import ClassRecord, ConfusionRecord, FoundAgainRecord
 from compress.results.run import BundleRecord, ConfidenceRecord, RunRecord
 
-MAX_DRAWN = 40
-MAX_IN_MATRIX = 30
+MAX_DRAWN = 40  # chosen; a chart of 700 px. The table has all classes
+MAX_IN_MATRIX = 30  # chosen; cells of 23 px fit the width of the page
 MAX_NEXT_TO_CHANGES = 12
 """A matrix of more classes has the width of the page, and the most frequent confusions are listed too."""
-MAX_CONFUSIONS = 12
-MAX_LOSSES = 5
+MAX_CONFUSIONS = 12  # chosen; about one screen
+MAX_LOSSES = 5  # chosen; the table of all classes has the others
 HEADER = ("Class", "Original", "Result", "Change")
 AT_HALF = "At IoU 0.5"
 

@@ -12,7 +12,7 @@ from compress.report.wording import MAX_PROSE, shorten
 from compress.results.evaluation import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord
 from compress.results.run import RunRecord
 
-MAX_EXAMPLES = 12
+MAX_EXAMPLES = 12  # chosen; twice as many as a run draws
 TITLES = {"label": "Label", "original": "Original", "result": "Result"}
 REASONS = {"different": "a large difference", "typical": "typical"}
 

@@ -87,7 +87,7 @@ LIMITS = {
     "cpu_ms": "Operators on the CPU",
 }
 """The parts of a predicted latency."""
-MAX_ADVICE = 8
+MAX_ADVICE = 8  # chosen; report.json has all
 
 
 def limits(record: RunRecord) -> Iterator[Section]:

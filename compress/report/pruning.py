@@ -32,13 +32,13 @@ from compress.results.pruning import (
 )
 from compress.results.run import RunRecord
 
-MAX_LAYERS = 40
-MAX_OPEN = 12
-COLUMNS = 4
-CELL_WIDTH = 108.0
-CELL_HEIGHT = 60.0
-GAP_X = 12.0
-GAP_Y = 34.0
+MAX_LAYERS = 40  # chosen; report.json has all
+MAX_OPEN = 12  # chosen; a longer table is folded
+COLUMNS = 4  # chosen
+CELL_WIDTH = 108.0  # px; COLUMNS of them and the gaps fit into svg.WIDTH
+CELL_HEIGHT = 60.0  # px, chosen
+GAP_X = 12.0  # px, chosen
+GAP_Y = 34.0  # px; a line of text fits between two rows
 COSTS = {
     "macs": ("multiply-accumulates", "MACs"),
     "parameters": ("parameters", "parameters"),
@@ -200,8 +200,8 @@ def _small_chart(curve: SensitivityCurve, left: float, top: float, highest: floa
     return [*parts, svg.polyline(positions, "curve result"), *circles]
 
 
-MAX_ROWS = 20
-MAX_NAMES = 6
+MAX_ROWS = 20  # chosen; report.json has all
+MAX_NAMES = 6  # chosen; about two lines of a table
 TIMES = {"before": "before", "replaced": "after the replacement", "healed": "after training"}
 
 

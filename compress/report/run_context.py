@@ -21,7 +21,7 @@ from compress.report.wording import MAX_PROSE, TIMES, absence, first, outline, s
 from compress.results.encoding import decode
 from compress.results.run import BundleRecord, DataRecord, RunRecord
 
-MAX_CLASSES = 24
+MAX_CLASSES = 24  # chosen; about two lines
 MAX_CORRUPT = 10
 
 

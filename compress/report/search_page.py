@@ -16,11 +16,11 @@ MAX_ROWS = 2000
 """Trials in the table of all trials."""
 MAX_VALUE = 60
 """Characters of a setting's value."""
-LEFT = 78
-RIGHT = 468
-TOP = 30
-BOTTOM = 284
-HEIGHT = 332
+LEFT = 78  # px, chosen; numbers with their units fit on its left
+RIGHT = 468  # px; svg.WIDTH without a margin
+TOP = 30  # px; the name of the axis is above
+BOTTOM = 284  # px; ticks and the name of the axis are below
+HEIGHT = 332  # px, as charts.trade_off
 LEAST_SPAN = 0.05
 """An axis covers at least this fraction of its largest value: smaller differences are none."""
 MAX_DRAWN = 2000

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from compress.report.wording import clean, shorten
 
-WIDTH = 480
+WIDTH = 480  # px; two drawings fit next to each other on the page (page.css), and one on a telephone
 
 
 class Axis(NamedTuple):
@@ -119,7 +119,7 @@ def svg(ident: str, size: tuple[float, float], title: str, desc: str, parts: Seq
     )
 
 
-LINE_HEIGHT = 14
+LINE_HEIGHT = 14  # px; the font has 13
 LINE = 16
 """Characters of a line."""
 FRAME_WEIGHT = 40
@@ -128,7 +128,7 @@ FREE = 12
 """Overlapping pixels that do not make a label unreadable."""
 DISTANCES = (26.0, 44.0, 64.0, 88.0)
 """Distances of labels that are connected with their point by a line."""
-DIRECTIONS = 12
+DIRECTIONS = 12  # chosen; every 30 degrees
 
 
 class Box(NamedTuple):

@@ -18,7 +18,7 @@ from compress.results.training import (
     ValidationChange,
 )
 
-MAX_LINES = 40
+MAX_LINES = 40  # chosen; report.json has all facts
 
 
 def lines(record: RunRecord) -> list[str]:

@@ -17,10 +17,10 @@ MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_TEXT = 4000
 """Longer strings are cut in the pages; report.json has all of every string."""
-MAX_OUTLINE_LINES = 400
-MAX_INLINE_ITEMS = 24
-MAX_DEPTH = 12
-MAX_NAME = 60
+MAX_OUTLINE_LINES = 400  # chosen; bounds the page
+MAX_INLINE_ITEMS = 24  # chosen; about two lines
+MAX_DEPTH = 12  # chosen; bounds the page
+MAX_NAME = 60  # chosen; half a line of the page
 MAX_PROSE = 300
 """Longest sentence in the pages."""
 

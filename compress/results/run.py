@@ -299,7 +299,7 @@ class RunRecord:
 
 
 REPORT_FILE = "report.json"
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 28  # chosen; bounds the memory that a foreign file takes
 HINT = "give the folder of a run, such as runs/NAME, or its report.json"
 
 
