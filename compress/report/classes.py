@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from compress.core.measurement import Measurement, origin
 from compress.core.measurement import missing as missing_measurement
@@ -119,19 +118,16 @@ def _change(row: ClassRecord) -> Measurement:
 def _row(row: ClassRecord) -> tuple[Cell, ...]:
     head = Cell(row.name, count(row.samples, row.counted))
     cells = (head, show(row.original), show(row.result), show(_change(row), "accuracy_change"))
-    return cells if row.ap50 is None else (*cells, Cell(_at_half(row.ap50)))
+    if row.ap50 is None:
+        return cells
+    before, after = row.ap50["original"], row.ap50["result"]
+    if before is None or after is None:
+        return (*cells, Cell("no object"))
+    return (*cells, Cell(f"{number(before, 'fraction')} → {number(after, 'fraction')}"))
 
 
 def _header(rows: Sequence[ClassRecord]) -> tuple[str, ...]:
     return HEADER if rows[0].ap50 is None else (*HEADER, AT_HALF)
-
-
-def _at_half(ap50: Mapping[str, Any]) -> str:
-    """Return the average precision at IoU 0.5 of both models."""
-    before, after = (ap50.get(name) for name in ("original", "result"))
-    if not isinstance(before, int | float) or not isinstance(after, int | float):
-        return "no object"
-    return f"{number(before, 'fraction')} → {number(after, 'fraction')}"
 
 
 def _changes(ranked: Sequence[ClassRecord], quality: str) -> Block:
@@ -172,9 +168,8 @@ ROWS = {
     "ece_before": "Calibration error (ECE) before",
     "ece_after": "Calibration error (ECE) after",
     "false_reject": "False rejects: a known class, answered unknown",
-    "false_accept": "False accepts: no known class, answered with a class",
 }
-SPLITS = ("validation", "test")
+FALSE_ACCEPTS = "False accepts: no known class, answered with a class"
 
 
 def confidence(record: RunRecord) -> Iterator[Section]:
@@ -189,17 +184,11 @@ def _blocks(facts: ConfidenceRecord) -> Iterator[Block]:
     threshold = "none" if facts.threshold is None else number(facts.threshold, "fraction")
     fitted = f"temperature {number(facts.temperature, 'fraction')}, threshold of the answer unknown {threshold}"
     yield Text(f"Fitted on the validation split, for a false-reject rate of {facts.false_reject_rate:g}: {fitted}.")
-    unknown = facts.measured.get("unknown", {})
-    rows: list[tuple[Cell | str, ...]] = []
+    rows = []
     for key, title in ROWS.items():
-        columns = [facts.measured.get(split, {}).get(key) for split in SPLITS]
-        if key == "false_accept":
-            accepted = unknown.get(key, missing_measurement("fraction", "not measured"))
-            rows.append(
-                (title, show(missing_measurement("fraction", "it needs images without the classes")), show(accepted))
-            )
-        else:
-            rows.append(
-                (title, *(show(figure or missing_measurement("fraction", "the split is empty")) for figure in columns))
-            )
+        splits = [facts.measured.get(split, {}) for split in ("validation", "test")]
+        rows.append((title, *(show(measured.get(key), absent="the split is empty") for measured in splits)))
+    accepted = facts.measured.get("unknown", {}).get("false_accept")
+    needed = show(None, absent="it needs images without the classes")
+    rows.append((FALSE_ACCEPTS, needed, show(accepted, absent="not measured")))
     yield Table(("Measurement", "Validation", "Test"), rows)

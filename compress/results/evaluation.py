@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from compress.core.measurement import Measurement, Measurements
 
@@ -114,7 +114,7 @@ class ClassRecord:
     samples: int
     original: Measurement
     result: Measurement
-    ap50: Mapping[str, Any] | None = None
+    ap50: Mapping[str, float | None] | None = None
 
     @property
     def counted(self) -> str:
