@@ -39,7 +39,7 @@ from compress.pipeline.search import study as studies
 from compress.pipeline.search.goals import LATENCY, Goals
 from compress.pipeline.search.space import Choices, Dimension, Range, Space
 from compress.pipeline.yaml_file import Document
-from compress.report.search_record import TrialRecord
+from compress.results.search import TrialRecord
 
 RESULTS = repository.RESULTS / "search.json"
 LIMIT_MS = 8.0

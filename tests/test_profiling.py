@@ -30,8 +30,8 @@ def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
             progress.update(1, 2)
             time.sleep(0.01)
     facts = profile.to_json()
-    assert [entry["phase"] for entry in facts["phases"]] == ["search, ranges", "search"]
-    assert all(entry["seconds"] >= 0.02 for entry in facts["phases"])
+    assert [*facts["phases"]] == ["search, ranges", "search"]
+    assert all(seconds >= 0.02 for seconds in facts["phases"].values())
     assert (facts["trainings"], facts["trace"]) == ([], None)
 
 

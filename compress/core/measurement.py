@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,6 +84,10 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for report.json."""
         return asdict(self)
+
+
+Measurements = Mapping[str, Measurement]
+"""Measurements by the name of their metric."""
 
 
 def missing(unit: str, reason: str) -> Measurement:

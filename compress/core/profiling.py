@@ -32,6 +32,11 @@ class TrainingTimes:
     steps: int
     phase: str = ""
 
+    @property
+    def total_ms(self) -> float:
+        """The time of all steps."""
+        return self.first_step_ms + self.steps * (self.step_ms or 0.0)
+
 
 @dataclass
 class Profile:
@@ -61,8 +66,8 @@ class Profile:
         return _Watched(self, progress)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts of the stage."""
-        phases = [{"phase": name, "seconds": round(seconds, 3)} for name, seconds in self.phases.items()]
+        """Return the facts of the stage (`compress.results.training.StageProfile`)."""
+        phases = {name: round(seconds, 3) for name, seconds in self.phases.items()}
         trainings = [asdict(times) for times in self.trainings]
         trace = str(self.folder) if self.has_trace else None
         return {"phases": phases, "trainings": trainings, "trace": trace}

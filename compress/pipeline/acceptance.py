@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.core.errors import BudgetError, NotUsableError, ResultError
-from compress.report import record
-from compress.report.record import (
-    BudgetRecord,
-    DataRecord,
-    DegeneracyRecord,
-    PlacementRecord,
-    RunRecord,
-    StageRecord,
-    VerdictRecord,
-)
+from compress.results.evaluation import DegeneracyRecord
+from compress.results.placement import PlacementRecord
+from compress.results.run import BudgetRecord, DataRecord, RunRecord, StageRecord, VerdictRecord
 from compress.tasks.findings import VerdictReason
 
 RANDOM = "random"
@@ -132,10 +125,27 @@ def _probable(causes: Sequence[VerdictReason]) -> list[VerdictReason]:
 
 def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
     """Yield whether the outputs of both models depend on the input."""
-    text = record.degeneracy_in_words(verdicts)
+    text = _degeneracy_in_words(verdicts)
     if text and verdicts is not None:
         cause: Cause = "model" if verdicts.original.verdict == "degenerate" else "compression"
         yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text, cause)
+
+
+def _degeneracy_in_words(verdicts: DegeneracyRecord | None) -> str:
+    """Return which models give one answer to nearly everything; empty if none does."""
+    if verdicts is None:
+        return ""
+    original, result = verdicts.original, verdicts.result
+    if result.verdict == "degenerate":
+        if original.verdict == "varied":
+            return f"the result {result.text}, and the original does not"
+        same = "so does the original" if result.text == original.text else f"the original {original.text}"
+        return f"the result {result.text}, and {same}"
+    if original.verdict == "degenerate":
+        return f"the original {original.text}, so a comparison with it shows little"
+    if result.verdict == "undecided":
+        return f"the result {result.text}, and too few have another label to judge that"
+    return ""
 
 
 def _about_data(data: DataRecord | None, *, needs_every_class: bool) -> Iterator[str]:

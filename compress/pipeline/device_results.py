@@ -13,9 +13,9 @@ from typing import Any
 
 from compress.core.errors import DataError, StoreError
 from compress.core.files import explain
-from compress.core.measurement import Measurement, Metric
-from compress.report.json_values import decode
-from compress.report.record import DeviceRecord, Measurements
+from compress.core.measurement import Measurement, Measurements, Metric
+from compress.results.encoding import decode
+from compress.results.run import DeviceRecord
 from deploy.contract import bundle
 
 FOLDER = "devices"

@@ -14,34 +14,27 @@ from typing import Any
 from compress.core.artifact import Facts
 from compress.core.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.core.files import file_digest
-from compress.core.measurement import COSTS, SIZES, Measurement, missing, ratio
+from compress.core.measurement import COSTS, SIZES, Measurement, Measurements, missing, ratio
 from compress.core.version import __version__
 from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.stage import host
-from compress.report.json_values import decode
-from compress.report.record import (
-    AdviceRecord,
-    AnswersRecord,
+from compress.results.encoding import decode
+from compress.results.evaluation import ComparisonRecord, DegeneracyRecord, ExamplesRecord
+from compress.results.placement import AdviceRecord, HostLatencyRecord, LatencyRecord, PlacementRecord
+from compress.results.pruning import SensitivityRecord
+from compress.results.run import (
     BudgetRecord,
-    ComparisonRecord,
     DataRecord,
-    DegeneracyRecord,
     DeviceRecord,
     EnvironmentRecord,
     ErrorRecord,
-    ExamplesRecord,
-    HostLatencyRecord,
-    LatencyRecord,
-    Measurements,
     ModelRecord,
     ModelsRecord,
     OutputRecord,
-    PlacementRecord,
     RunRecord,
     RunStatus,
-    SensitivityRecord,
     StageRecord,
     TargetRecord,
 )
@@ -189,8 +182,7 @@ def _degeneracy(task: Task, findings: Findings) -> DegeneracyRecord | None:
     if not findings.stages:
         return None
     judgements = task.judge_outputs(findings.test, findings.data["classes"], "original", "result")
-    original, result = (decode(AnswersRecord, judgements[name].to_json()) for name in ("original", "result"))
-    return DegeneracyRecord(original, result)
+    return DegeneracyRecord(judgements["original"], judgements["result"])
 
 
 def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
@@ -294,9 +286,7 @@ def _cpu_latency(findings: Findings) -> LatencyRecord | None:
 def placement(stages: Mapping[str, StageRecord]) -> PlacementRecord | None:
     """Return the placement that the last compile stage reported."""
     reports = [stage.facts for stage in stages.values() if "placement" in stage.facts]
-    if not reports:
-        return None
-    return decode(PlacementRecord, {**reports[-1], **reports[-1]["placement"]})
+    return PlacementRecord.from_facts(reports[-1]) if reports else None
 
 
 def _budget(

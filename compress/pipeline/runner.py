@@ -40,6 +40,7 @@ from compress.core.errors import (
     cause_of,
 )
 from compress.core.files import digest_of, explain, write_atomically
+from compress.core.measurement import Measurements
 from compress.core.profiling import Profile
 from compress.core.progress import SILENT, Phase, Progress, RunStep
 from compress.data.types import Data
@@ -58,17 +59,11 @@ from compress.pipeline.stages.package import Package
 from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.pipeline.store import STORE, Store
 from compress.report import examples, render
-from compress.report.json_values import decode
-from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import (
-    EXAMPLES,
-    ErrorRecord,
-    Measurements,
-    RunRecord,
-    SensitivityRecord,
-    StageRecord,
-    StageStatus,
-)
+from compress.report.placement import NODE_DATA_FILE
+from compress.results.encoding import decode
+from compress.results.evaluation import EXAMPLES
+from compress.results.pruning import SensitivityRecord
+from compress.results.run import ErrorRecord, RunRecord, StageRecord, StageStatus
 from compress.tasks import task_of
 from compress.tasks.findings import GAIN
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compress.report.blocks import Section
-    from compress.report.record import RunRecord
+    from compress.results.run import RunRecord
 
 
 def render(record: RunRecord, pictures: Mapping[str, bytes] | None = None) -> dict[str, bytes]:

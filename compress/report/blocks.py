@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 MAX_REASON = 44
 """A missing value's reason that is longer goes below the table."""
@@ -17,6 +17,13 @@ Style = Literal["", "measured", "predicted", "missing", "good", "bad", "unsure",
 """The origin of a measurement, or the kind of a remark; "none" is for the reason why a part is missing."""
 
 
+class _Block:
+    @property
+    def kind(self) -> str:
+        """The name of the class, by which the page's template distinguishes the blocks."""
+        return type(self).__name__
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table.
@@ -24,7 +31,6 @@ class Cell:
     Attributes:
         text: the text, or a value with its unit.
         small: small print: the interval and the origin of a measurement.
-        style: the origin of a measurement, or the kind of a remark.
         note: the conditions of a measurement; the reason why it is missing.
     """
 
@@ -59,10 +65,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(_Block):
     """A table; the first cell of a row is its header."""
-
-    kind: ClassVar[str] = "table"
 
     header: tuple[str, ...]
     rows: Sequence[tuple[Cell | str, ...]]
@@ -71,7 +75,7 @@ class Table:
     @property
     def cells(self) -> list[list[Cell]]:
         """The rows, with every text as a cell."""
-        return [list(map(_as_cell, row)) for row in self.rows]
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     @property
     def is_narrow(self) -> bool:
@@ -85,61 +89,45 @@ class Table:
         return list(dict.fromkeys(note for note in notes if note))
 
 
-def _as_cell(content: Cell | str) -> Cell:
-    return content if isinstance(content, Cell) else Cell(content)
-
-
 @dataclass(frozen=True)
-class Text:
+class Text(_Block):
     """A paragraph."""
-
-    kind: ClassVar[str] = "text"
 
     text: str
     style: Style = ""
 
 
 @dataclass(frozen=True)
-class Heading:
+class Heading(_Block):
     """A heading inside a section."""
-
-    kind: ClassVar[str] = "heading"
 
     text: str
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(_Block):
     """Names and their values."""
-
-    kind: ClassVar[str] = "pairs"
 
     rows: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Preformatted:
+class Preformatted(_Block):
     """A text whose lines are kept."""
-
-    kind: ClassVar[str] = "preformatted"
 
     text: str
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(_Block):
     """A drawing by `charts`, which only the page shows.
 
     Attributes:
-        svg: the drawing.
-        title: its name.
-        caption: what explains it: its marks, its axes, and what is not drawn.
+        caption: what explains the drawing: its marks, its axes, and what is not drawn.
         is_wide: whether it is scrolled where the page is narrower.
         data: the values of the drawing.
         see: the title of the table below that has the values, if `data` is None.
     """
-
-    kind: ClassVar[str] = "figure"
 
     svg: str
     title: str
@@ -151,13 +139,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image in a file.
+    """An image in a file, with its content in words.
 
-    Attributes:
-        title: what it is.
-        text: its content in words.
-        file: the path of the file, from the folder of the report.
-        source: the image as a data: URI; empty if the file is missing or was changed.
+    `file` is the path from the folder of the report, and `source` the image as a data: URI; empty if the file is
+    missing or was changed.
     """
 
     title: str
@@ -167,30 +152,24 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Pictures(_Block):
     """Images next to each other; in Markdown the list of their files."""
-
-    kind: ClassVar[str] = "pictures"
 
     pictures: Sequence[Picture]
     caption: str
 
 
 @dataclass(frozen=True)
-class FileLink:
+class FileLink(_Block):
     """A link to a file in the folder of the report, and what the file is."""
-
-    kind: ClassVar[str] = "link"
 
     file: str
     text: str
 
 
 @dataclass(frozen=True)
-class Details:
+class Details(_Block):
     """Blocks that the page shows on request, and that the Markdown leaves out."""
-
-    kind: ClassVar[str] = "details"
 
     summary: str
     blocks: Sequence[Block]
@@ -198,10 +177,8 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(_Block):
     """Blocks next to each other on a wide screen."""
-
-    kind: ClassVar[str] = "columns"
 
     columns: Sequence[Sequence[Block]]
 
@@ -213,10 +190,7 @@ Block = Table | Text | Heading | Pairs | Preformatted | Figure | Pictures | File
 class Section:
     """A part of the report under a title.
 
-    Attributes:
-        title: the title.
-        blocks: the content.
-        key: the identifier in the page, where the title depends on the run; by default the title in lower case.
+    `key` is the identifier in the page, where the title depends on the run; by default the title in lower case.
     """
 
     title: str

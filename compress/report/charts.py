@@ -17,15 +17,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from compress.report import svg
-from compress.report.record import OperatorRecord
 from compress.report.svg import WIDTH, Box, placed_labels
 from compress.report.wording import MINUS, count, noun, number
+from compress.results.evaluation import ClassRecord
+from compress.results.placement import OperatorPlacement
 
-LEFT = 58
-RIGHT = 468
+LEFT = 58  # px, chosen; numbers fit on its left
+RIGHT = 468  # px; WIDTH without a margin
 BOTTOM = 290
 """The frame of the plot of quality against cost, and of latencies."""
-WHISKER = 4.0
+_CUT = (f'<path d="M{LEFT - 5} {BOTTOM - 2}l10 -5M{LEFT - 5} {BOTTOM - 7}l10 -5" class="cut"/>',)
+"""The mark of an axis that does not begin at 0: two strokes across it."""
+WHISKER = 4.0  # px, chosen
 WIDER = 3.0
 """Half the width of the ends of an interval, and how much wider they are for each interval on the same line."""
 CLOSE = 6.0
@@ -36,7 +39,7 @@ _FILLS = {True: 'class="tpu"', False: 'fill="url(#hatch)"'}
 """Attributes of the operators on the Edge TPU, and of those on the CPU."""
 _SHADES = {True: ("hit", 1.0), False: ("miss", 0.5)}
 """CSS class of right and wrong answers, and the exponent of their share: few wrong answers must be visible."""
-PALEST = 0.1
+PALEST = 0.1  # chosen; a single answer is still visible on the paper
 DARKEST = 0.45
 """Opacity of the shades behind counts: these are legible on the darkest one, in light and dark (`page.css`)."""
 _LABEL_AT = {"original": 0.65, "result": 0.35}
@@ -61,17 +64,6 @@ class Point(NamedTuple):
     def style(self) -> str:
         """The CSS class of a point that is not measured."""
         return "" if self.measured else " unsure"
-
-
-class ClassChange(NamedTuple):
-    """The accuracy of a class before and after; the interval is that of `after`."""
-
-    name: str
-    samples: int
-    before: float
-    after: float
-    low: float | None = None
-    high: float | None = None
 
 
 class LatencyCurve(NamedTuple):
@@ -104,13 +96,13 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     x = _cost_axis([point.cost for point in points])
     y = _quality_axis(points)
     positions = [(x.at(point.cost), y.at(point.quality)) for point in points]
-    line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
+    name = f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
     parts = [
-        svg.text(10, 14, svg.fit(_quality_name(quality, y), WIDTH - 20), "name"),
+        svg.text(10, 14, svg.fit(name, WIDTH - 20), "name"),
         *(svg.level(y.at(tick), LEFT, RIGHT, f"{tick:.3g}") for tick in y.ticks(5)),
         *_cost_ticks(x, cost, unit),
-        *([_cut_mark(LEFT, BOTTOM)] if y.low > 0 else []),
-        f'<polyline points="{line}" class="way"/>',
+        *(_CUT if y.low > 0 else []),
+        svg.polyline(positions, "way"),
     ]
     bars: list[Box] = []
     dots = []
@@ -120,7 +112,7 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
             bars.append(Box(a - reach, y.at(point.high), a + reach, y.at(point.low)))
             parts.append(_whisker(bars[-1], point.style))
         tip = svg.tip(f"{point.label}: {noun(quality)} {number(point.quality, 'fraction')}, {number(point.cost, unit)}")
-        dots.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{point.style}">{tip}</circle>')
+        dots.append(svg.circle(a, b, 5, f"dot{point.style}", tip))
     parts += [*dots, *placed_labels([point.label for point in points], positions, bars)]
     description = "; ".join(f"{p.label}: {number(p.quality, 'fraction')} at {number(p.cost, unit)}" for p in points)
     return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"{quality} against {cost} after each stage", description, parts)
@@ -140,17 +132,6 @@ def trade_off_notes(points: Sequence[Point]) -> list[str]:
     if any(second - first < CLOSE for first, second in itertools.pairwise(positions)):
         notes.append("Intervals on the same line have ends of different widths, the earlier stage the narrower ones.")
     return notes
-
-
-def _quality_name(quality: str, y: svg.Axis) -> str:
-    """Return the name of the vertical axis, with its begin if that is not 0."""
-    return f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
-
-
-def _cut_mark(x: float, y: float) -> str:
-    """Return the mark of an axis that does not begin at 0: two strokes across it."""
-    strokes = "".join(f"M{svg.n(x - 5)} {svg.n(y - 2 - step)}l10 -5" for step in (0, 5))
-    return f'<path d="{strokes}" class="cut"/>'
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -202,13 +183,10 @@ def _whisker(box: Box, style: str) -> str:
     return f'<path d="{ends}{middle}" class="whisker{style}"/>'
 
 
-def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counted: str = "sample") -> str:
+def class_changes(rows: Sequence[ClassRecord], quality: str = "Accuracy") -> str:
     """Draw a line for each class from its quality before (ring) to that after (dot), in the order given.
 
-    Args:
-        rows: the classes.
-        quality: the name of the metric.
-        counted: what each class has a number of, in the singular.
+    Both values of every class are known; `quality` is the name of the metric.
     """
     x = _class_axis(rows)
     height = 44 + 17 * len(rows)
@@ -216,48 +194,51 @@ def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counte
     for tick in x.ticks(5):
         at = x.at(tick)
         parts += [svg.line(at, 20, at, height - 20, "grid"), svg.text(at, 14, f"{tick:.3g}", "tick", "middle")]
+    descriptions = []
     for i, row in enumerate(rows):
-        parts += _class_row(row, x, 32 + 17 * i, counted)
+        before, after = row.original.value or 0.0, row.result.value or 0.0
+        parts += _class_row(row, (before, after), x, 32 + 17 * i)
+        descriptions.append(f"{row.name}: {before:.3f} to {after:.3f}")
     parts.append(svg.text(279, height - 4, f"{quality} of the class", "name", "middle"))
-    description = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
-    return svg.svg(
-        "classes", (WIDTH, height), f"{quality} of each class before and after", "; ".join(description), parts
-    )
+    title = f"{quality} of each class before and after"
+    return svg.svg("classes", (WIDTH, height), title, "; ".join(descriptions), parts)
 
 
-def _class_axis(rows: Sequence[ClassChange]) -> svg.Axis:
+def _class_axis(rows: Sequence[ClassRecord]) -> svg.Axis:
     """Return the axis of `class_changes`. All values and intervals are on it."""
-    values = [value for row in rows for value in (row.before, row.after, row.low) if value is not None]
-    return svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
+    ends = [(row.original.value, row.result.value, row.result.low) for row in rows]
+    lowest = min(value for values in ends for value in values if value is not None)
+    return svg.Axis(max(0.0, math.floor(lowest * 10 - 0.5) / 10), 1, 164, 394)
 
 
-def class_notes(rows: Sequence[ClassChange]) -> list[str]:
+def class_notes(rows: Sequence[ClassRecord]) -> list[str]:
     """Return a sentence on the axis of `class_changes` if it does not begin at 0."""
     low = _class_axis(rows).low
     return [f"The axis begins at {low:.3g}, not at 0."] if low > 0 else []
 
 
-def _class_row(row: ClassChange, x: svg.Axis, y: float, counted: str) -> list[str]:
-    change = row.after - row.before
+def _class_row(row: ClassRecord, values: tuple[float, float], x: svg.Axis, y: float) -> list[str]:
+    first, last = values
+    change = last - first
     if change < -SAME:
         kind, text = "loss", f"▼ {MINUS}{-change:.3f}"
     elif change > SAME:
         kind, text = "gain", f"▲ +{change:.3f}"
     else:
         kind, text = "same", "= 0"
-    before = x.at(row.before)
-    after = x.at(row.after)
-    tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {count(row.samples, counted)}")
+    before = x.at(first)
+    after = x.at(last)
+    tip = svg.tip(f"{row.name}: {first:.3f} before, {last:.3f} after, {count(row.samples, row.counted)}")
     interval = []
-    if row.low is not None and row.high is not None:
-        interval.append(svg.line(x.at(row.low), y, x.at(min(row.high, x.high)), y, "reach"))
+    if row.result.low is not None and row.result.high is not None:
+        interval.append(svg.line(x.at(row.result.low), y, x.at(min(row.result.high, x.high)), y, "reach"))
     return [
         f"<g>{tip}",
         svg.text(146, y + 4, row.name, "label", "end", 144),
         *interval,
         svg.line(before, y, after, y, kind),
-        f'<circle cx="{svg.n(before)}" cy="{svg.n(y)}" r="4.5" class="original ring"/>',
-        f'<circle cx="{svg.n(after)}" cy="{svg.n(y)}" r="3.2" class="result"/>',
+        svg.circle(before, y, 4.5, "original ring"),
+        svg.circle(after, y, 3.2, "result"),
         svg.text(474, y + 4, text, f"label {kind}", "end"),
         "</g>",
     ]
@@ -392,11 +373,11 @@ def _steps(values: Sequence[float], x: svg.Axis, y: svg.Axis) -> str:
 
 def _mark(x: float, y: float, kind: str, tip: str) -> str:
     if kind == "original":
-        return f'<circle cx="{svg.n(x)}" cy="{svg.n(y)}" r="4.5" class="original ring">{tip}</circle>'
+        return svg.circle(x, y, 4.5, "original ring", tip)
     return f'<path d="M{svg.n(x)} {svg.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 
-def operator_strip(operators: Sequence[OperatorRecord]) -> str:
+def operator_strip(operators: Sequence[OperatorPlacement]) -> str:
     """Draw where operators run: a bar with all operators of equal width, and one by their MACs."""
     parts = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -416,7 +397,7 @@ def operator_strip(operators: Sequence[OperatorRecord]) -> str:
     return svg.svg("strip", (WIDTH, 64 * len(rows) - 4), "Where operators run", description, parts)
 
 
-def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: float) -> list[str]:
+def _segments(operators: Sequence[OperatorPlacement], weights: Sequence[float], y: float) -> list[str]:
     """Return the rectangles of a bar; of very many operators, runs with the same placement are one."""
     indices = range(len(operators))
     groups = [[index] for index in indices]
@@ -433,7 +414,7 @@ def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: 
     return parts
 
 
-def _segment(operator: OperatorRecord, group: Sequence[int], bounds: tuple[float, float, float]) -> str:
+def _segment(operator: OperatorPlacement, group: Sequence[int], bounds: tuple[float, float, float]) -> str:
     left, y, width = bounds
     name = operator.op
     if len(group) > 1:

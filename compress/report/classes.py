@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from compress.core.measurement import Measurement, origin
 from compress.core.measurement import missing as missing_measurement
 from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
-from compress.report.json_values import decode
-from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
 from compress.report.wording import absence, count, noun, number, shorten, show
+from compress.results.encoding import decode
+from compress.results.evaluation import ClassRecord, ConfusionRecord, FoundAgainRecord
+from compress.results.run import BundleRecord, ConfidenceRecord, RunRecord
 
-MAX_DRAWN = 40
-MAX_IN_MATRIX = 30
+MAX_DRAWN = 40  # chosen; a chart of 700 px. The table has all classes
+MAX_IN_MATRIX = 30  # chosen; cells of 23 px fit the width of the page
 MAX_NEXT_TO_CHANGES = 12
 """A matrix of more classes has the width of the page, and the most frequent confusions are listed too."""
-MAX_CONFUSIONS = 12
-MAX_LOSSES = 5
+MAX_CONFUSIONS = 12  # chosen; about one screen
+MAX_LOSSES = 5  # chosen; the table of all classes has the others
 HEADER = ("Class", "Original", "Result", "Change")
 AT_HALF = "At IoU 0.5"
 
@@ -33,16 +33,17 @@ def section(record: RunRecord) -> Section:
         return Section("Classes", [missing(absence(record))])
     classes = _distinct(record.data.classes)
     labels = dict(zip(record.data.classes, classes, strict=True))
-    ranked = sorted(comparison.per_class, key=lambda row: _rank(_change(row)))
-    named = [(labels.get(row.name, row.name), row) for row in ranked]
-    rows = [_row(name, row) for name, row in named]
+    # The worst class first; classes without a value are last.
+    changes = [(_change(row), replace(row, name=labels.get(row.name, row.name))) for row in comparison.per_class]
+    ranked = [row for change, row in sorted(changes, key=lambda pair: (pair[0].value is None, pair[0].value or 0.0))]
+    rows = [_row(row) for row in ranked]
     quality = record.quality.label
-    changes = _changes(named, quality)
+    figure = _changes(ranked, quality)
     confusions = _confusions(comparison.confusion, classes)
     return Section(
         "Classes",
         [
-            Columns([column for column in ([changes], confusions[:1]) if column]),
+            Columns([column for column in ([figure], confusions[:1]) if column]),
             *confusions[1:],
             *_losses(ranked, rows, quality),
             Details(_all_classes(len(rows)), [Table(_header(ranked), rows)]),
@@ -64,11 +65,9 @@ def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
         for row in ranked
     ]
     header = ("Class", "Objects of the original", "Found by the result too", "Share")
-    return [Table(header, cells[:MAX_DRAWN], caption), *_rest(Table(header, cells[MAX_DRAWN:]))]
-
-
-def _rest(table: Table) -> list[Block]:
-    return [Details(f"{len(table.rows)} more classes", [table])] if table.rows else []
+    more = table(header, cells[MAX_DRAWN:])
+    blocks: list[Block] = [Table(header, cells[:MAX_DRAWN], caption)]
+    return [*blocks, Details(f"{len(cells) - MAX_DRAWN} more classes", more)] if more else blocks
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:
@@ -116,54 +115,31 @@ def _change(row: ClassRecord) -> Measurement:
     return Measurement(row.result.value - row.original.value, "fraction", origin(row.original, row.result))
 
 
-def _rank(change: Measurement) -> tuple[bool, float]:
-    """Return the sort key, worst class first; classes without a value are last."""
-    return change.value is None, change.value or 0.0
-
-
-def _row(name: str, row: ClassRecord) -> tuple[Cell, ...]:
-    change = show(_change(row), "accuracy_change")
-    cells: tuple[Cell, ...] = (
-        Cell(name, count(row.samples, _thing(row))),
-        show(row.original),
-        show(row.result),
-        change,
-    )
-    return cells if row.ap50 is None else (*cells, Cell(_at_half(row.ap50)))
-
-
-def _thing(row: ClassRecord) -> str:
-    """Return what is counted: objects if there is an average precision."""
-    return "sample" if row.ap50 is None else "object"
+def _row(row: ClassRecord) -> tuple[Cell, ...]:
+    head = Cell(row.name, count(row.samples, row.counted))
+    cells = (head, show(row.original), show(row.result), show(_change(row), "accuracy_change"))
+    if row.ap50 is None:
+        return cells
+    before, after = row.ap50["original"], row.ap50["result"]
+    if before is None or after is None:
+        return (*cells, Cell("no object"))
+    return (*cells, Cell(f"{number(before, 'fraction')} → {number(after, 'fraction')}"))
 
 
 def _header(rows: Sequence[ClassRecord]) -> tuple[str, ...]:
     return HEADER if rows[0].ap50 is None else (*HEADER, AT_HALF)
 
 
-def _at_half(ap50: Mapping[str, Any]) -> str:
-    """Return the average precision at IoU 0.5 of both models."""
-    before, after = (ap50.get(name) for name in ("original", "result"))
-    if not isinstance(before, int | float) or not isinstance(after, int | float):
-        return "no object"
-    return f"{number(before, 'fraction')} → {number(after, 'fraction')}"
-
-
-def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
-    drawn = [
-        charts.ClassChange(name, row.samples, row.original.value, row.result.value, row.result.low, row.result.high)
-        for name, row in ranked
-        if row.original.value is not None and row.result.value is not None
-    ][:MAX_DRAWN]
+def _changes(ranked: Sequence[ClassRecord], quality: str) -> Block:
+    drawn = [row for row in ranked if row.original.value is not None and row.result.value is not None][:MAX_DRAWN]
     if not drawn:
         return missing("no class has both values")
     caption = "Measured on the test split. Ring: original; dot: result; thin line: 95% interval of the result."
     if len(drawn) < len(ranked):
         caption += f" The {len(drawn)} worst of {len(ranked)} classes are drawn; all are in the table."
     title = f"Change of {noun(quality)} per class, worst first."
-    what = "object" if any(row.ap50 is not None for _, row in ranked) else "sample"
     caption = " ".join([caption, *charts.class_notes(drawn)])
-    return Figure(charts.class_changes(drawn, quality, what), title, caption, see=_all_classes(len(ranked)))
+    return Figure(charts.class_changes(drawn, quality), title, caption, see=_all_classes(len(ranked)))
 
 
 def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:
@@ -192,51 +168,27 @@ ROWS = {
     "ece_before": "Calibration error (ECE) before",
     "ece_after": "Calibration error (ECE) after",
     "false_reject": "False rejects: a known class, answered unknown",
-    "false_accept": "False accepts: no known class, answered with a class",
 }
-SPLITS = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class CalibrationFacts:
-    """The manifest's `confidence` (`compress.bundling.recognition`)."""
-
-    temperature: float
-    threshold: float | None
-    false_reject_rate: float
-    measured: Mapping[str, Mapping[str, Measurement]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PackageFacts:
-    """The facts of `package` that the section reads."""
-
-    confidence: CalibrationFacts | None = None
+FALSE_ACCEPTS = "False accepts: no known class, answered with a class"
 
 
 def confidence(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `package` that calibrated a classifier."""
-    facts = [decode(PackageFacts, stage.facts) for stage in record.stages if stage.stage == "package"]
-    confidences = [package_facts.confidence for package_facts in facts if package_facts.confidence is not None]
+    bundles = [decode(BundleRecord, stage.facts) for stage in record.stages if stage.stage == "package"]
+    confidences = [bundle.confidence for bundle in bundles if bundle.confidence is not None]
     if confidences:
         yield Section("Confidence", list(_blocks(confidences[-1])))
 
 
-def _blocks(facts: CalibrationFacts) -> Iterator[Block]:
+def _blocks(facts: ConfidenceRecord) -> Iterator[Block]:
     threshold = "none" if facts.threshold is None else number(facts.threshold, "fraction")
     fitted = f"temperature {number(facts.temperature, 'fraction')}, threshold of the answer unknown {threshold}"
     yield Text(f"Fitted on the validation split, for a false-reject rate of {facts.false_reject_rate:g}: {fitted}.")
-    unknown = facts.measured.get("unknown", {})
-    rows: list[tuple[Cell | str, ...]] = []
+    rows = []
     for key, title in ROWS.items():
-        columns = [facts.measured.get(split, {}).get(key) for split in SPLITS]
-        if key == "false_accept":
-            accepted = unknown.get(key, missing_measurement("fraction", "not measured"))
-            rows.append(
-                (title, show(missing_measurement("fraction", "it needs images without the classes")), show(accepted))
-            )
-        else:
-            rows.append(
-                (title, *(show(figure or missing_measurement("fraction", "the split is empty")) for figure in columns))
-            )
+        splits = [facts.measured.get(split, {}) for split in ("validation", "test")]
+        rows.append((title, *(show(measured.get(key), absent="the split is empty") for measured in splits)))
+    accepted = facts.measured.get("unknown", {}).get("false_accept")
+    needed = show(None, absent="it needs images without the classes")
+    rows.append((FALSE_ACCEPTS, needed, show(accepted, absent="not measured")))
     yield Table(("Measurement", "Validation", "Test"), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from compress.core.measurement import Measurement, Metric, origin, ratio
@@ -21,9 +21,9 @@ from compress.report.blocks import (
     or_missing,
     table,
 )
-from compress.report.record import RunRecord, StageRecord
 from compress.report.verdict import limited
-from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show
+from compress.report.wording import MAX_PROSE, absence, count, metric, names, noun, number, seconds, shorten, show, span
+from compress.results.run import RunRecord, StageRecord
 
 OUTCOMES = {
     True: Cell("✓ within the limit", style="good"),
@@ -47,9 +47,8 @@ def budget(record: RunRecord) -> Section:
         actual = show(row.measured, row.name, absence(record))
         outcome = OUTCOMES[row.holds]
         if row.is_uncertain:
-            ends = f"{number(row.measured.low or 0, row.unit)} to {number(row.measured.high or 0, row.unit)}"
-            remark = f"the limit is within the interval {ends}: measure on the device"
-            outcome = replace(outcome, small=remark)
+            interval = span(row.measured.low, row.measured.high, row.unit)
+            outcome = replace(outcome, small=f"the limit is within the interval {interval}: measure on the device")
         rows.append((limited(record, row.name), number(row.limit, row.unit), actual, outcome))
     return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
 
@@ -126,7 +125,12 @@ def costs(record: RunRecord) -> Section:
 
 def _plot(record: RunRecord, cost: Metric) -> Block:
     """Return the plot of quality against a cost; a text if no stage has both."""
-    points = [point for stage in record.stages for point in _points(stage, record.quality, cost)]
+    points = []
+    for stage in record.stages:
+        x, y = stage.measurements.get(cost.name), stage.measurements.get(record.quality.name)
+        if x is not None and y is not None and x.value is not None and y.value is not None:
+            is_measured = origin(x, y) == "measured"
+            points.append(charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, is_measured))
     name = noun(cost.label)
     if not points:
         return missing(f"no plot against {name}: no stage has both values")
@@ -143,20 +147,10 @@ def _plotted(record: RunRecord, cost: Metric, points: Sequence[charts.Point]) ->
     unit = record.quality.unit
     rows = []
     for point in points:
-        ends = ""
-        if point.low is not None and point.high is not None:
-            ends = f"{number(point.low, unit)} to {number(point.high, unit)}"
-        quality = Cell(number(point.quality, unit), ends)
+        quality = Cell(number(point.quality, unit), span(point.low, point.high, unit))
         rows.append((point.label, quality, Cell(number(point.cost, cost.unit), "" if point.measured else "predicted")))
     caption = "With 95% intervals."
     return Table(("Stage", f"{record.quality.label}, validation", cost.label), rows, caption)
-
-
-def _points(stage: StageRecord, quality: Metric, cost: Metric) -> Iterator[charts.Point]:
-    """Yield the point of a stage, if its model has both values."""
-    x, y = stage.measurements.get(cost.name), stage.measurements.get(quality.name)
-    if x is not None and y is not None and x.value is not None and y.value is not None:
-        yield charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, origin(x, y) == "measured")
 
 
 def stages(record: RunRecord) -> Section:

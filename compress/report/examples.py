@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from compress.report.blocks import Picture, Pictures, Section, Text, joined
-from compress.report.record import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
 from compress.report.wording import MAX_PROSE, shorten
+from compress.results.evaluation import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord
+from compress.results.run import RunRecord
 
-MAX_EXAMPLES = 12
+MAX_EXAMPLES = 12  # chosen; twice as many as a run draws
 TITLES = {"label": "Label", "original": "Original", "result": "Result"}
 REASONS = {"different": "a large difference", "typical": "typical"}
 

@@ -62,13 +62,8 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_cleaned,
+        finalize=lambda value: clean(value) if type(value) is str else value,  # markup is clean
     )
     environment.filters["prose"] = prose
     environment.filters["unbroken"] = unbroken
     return environment
-
-
-def _cleaned(value: object) -> object:
-    """Return a value for the page; strings, other than markup, without characters that a page cannot contain."""
-    return clean(value) if type(value) is str else value

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from compress.core.measurement import LATENCIES
 from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, Text, missing, table
-from compress.report.record import DeviceRecord, HostLatencyRecord, LatencyRecord, ModelRecord, RunRecord
 from compress.report.wording import MAX_PROSE, absence, count, number, scalar, shorten, show
+from compress.results.placement import HostLatencyRecord
+from compress.results.run import DeviceRecord, ModelRecord, RunRecord
 
 FEW_RUNS = 100
 MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=True))
@@ -31,9 +32,14 @@ def section(record: RunRecord) -> Section:
         title += ", not a Coral host"
     runs = (("Original", models.original, latency.original), ("Result", models.result, latency.result))
     curves = [_curve(name, model, values) for name, model, values in runs if values]
-    rows = [_row(name, model, len(values)) for name, model, values in runs]
+    rows = [
+        (Cell(name, count(len(values), "run")), *(show(model.measurements.get(metric.name)) for metric, _, _ in MARKS))
+        for name, model, values in runs
+    ]
     table = Table(("Model", "Median", "p90", "p99"), rows)
-    times = Columns([[_figure(curves)], [table, *_conditions(latency)]])
+    conditions = [(shorten(key), scalar(value)) for key, value in latency.conditions.items()]
+    listed = Pairs(conditions or [("conditions", "not recorded")])
+    times = Columns([[_figure(curves)], [table, Heading("Conditions"), listed]])
     return Section("Latency", [headline, Heading(title), times])
 
 
@@ -44,10 +50,6 @@ def _curve(name: str, model: ModelRecord, values: tuple[float, ...]) -> charts.L
         if measurement is not None and measurement.value is not None and measurement.how == "measured":
             marks.append((percentile, fraction, measurement.value))
     return charts.LatencyCurve(name, name.lower(), values, marks)
-
-
-def _row(name: str, model: ModelRecord, runs: int) -> tuple[Cell, ...]:
-    return (Cell(name, count(runs, "run")), *(show(model.measurements.get(metric.name)) for metric, _, _ in MARKS))
 
 
 def _figure(curves: list[charts.LatencyCurve]) -> Block:
@@ -76,11 +78,6 @@ def _drawn(curves: Sequence[charts.LatencyCurve]) -> Table:
     return Table(("Fraction of runs", *(curve.name for curve in curves)), rows, "So many runs take at most this time.")
 
 
-def _conditions(latency: LatencyRecord) -> list[Block]:
-    rows = [(shorten(key), scalar(value)) for key, value in latency.conditions.items()]
-    return [Heading("Conditions"), Pairs(rows or [("conditions", "not recorded")])]
-
-
 LIMITS = {
     "fixed_ms": "Start of the Edge TPU, and instructions",
     "input_ms": "Transfer of the input",
@@ -90,7 +87,7 @@ LIMITS = {
     "cpu_ms": "Operators on the CPU",
 }
 """The parts of a predicted latency."""
-MAX_ADVICE = 8
+MAX_ADVICE = 8  # chosen; report.json has all
 
 
 def limits(record: RunRecord) -> Iterator[Section]:
@@ -151,7 +148,12 @@ def devices(record: RunRecord) -> Iterator[Section]:
         columns = {**COLUMNS, **{metric.name: metric.label for metric in shown}}
         rows = [_device_row(device, columns) for device in devices]
         table = Table(("Device", *columns.values(), "Golden outputs"), rows, CAPTION)
-        yield Section("On the device", [table, *(doubt for device in devices for doubt in _doubts(device))])
+        doubts = [
+            Text(f"✕ {shorten(device.device, 100)} cannot be compared: {shorten(doubt, MAX_PROSE)}", "bad")
+            for device in devices
+            for doubt in device.doubts
+        ]
+        yield Section("On the device", [table, *doubts])
 
 
 def _device_row(device: DeviceRecord, columns: dict[str, str]) -> tuple[Cell | str, ...]:
@@ -159,8 +161,3 @@ def _device_row(device: DeviceRecord, columns: dict[str, str]) -> tuple[Cell | s
     golden = ", ".join(f"{role} {verdict}" for role, verdict in device.golden.items())
     cells = [show(device.measurements.get(name), name) for name in columns]
     return (head, *cells, shorten(golden, MAX_PROSE) or "not compared")
-
-
-def _doubts(device: DeviceRecord) -> Iterator[Block]:
-    for doubt in device.doubts:
-        yield Text(f"✕ {shorten(device.device, 100)} cannot be compared: {shorten(doubt, MAX_PROSE)}", "bad")

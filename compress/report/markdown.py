@@ -22,7 +22,7 @@ from compress.report.blocks import (
 from compress.report.verdict import Overview
 from compress.report.wording import MAX_PROSE, clean, shorten
 
-MAX_PARAGRAPH = 1000
+MAX_PARAGRAPH = 1000  # chosen; bounds text that is not ours
 
 #: Text in which no renderer finds markup, a link, a mention, an issue or an emoji.
 _HARMLESS = re.compile(

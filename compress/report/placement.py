@@ -1,9 +1,12 @@
-"""The section on where the operators run."""
+"""The section on the placement of operators, and the placement as a file for Model Explorer."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from compress.model.tflite.graph import Graph
 from compress.report import charts
 from compress.report.blocks import (
     Block,
@@ -16,13 +19,18 @@ from compress.report.blocks import (
     Section,
     Table,
     Text,
+    joined,
     missing,
     table,
 )
-from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
-from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten
+from compress.report.wording import MAX_PROSE, absence, count, cut, number, sentence, shorten, span
+from compress.results.placement import OperatorPlacement, PlacementRecord
+from compress.results.run import RunRecord
 
+NODE_DATA_FILE = "model_explorer.json"
+"""The name of the file in the folder of a run."""
+COLOURS = {"tpu": "#9fd8de", "cpu": "#f2b766"}
+UNKNOWN = "#d0d5db"
 MAX_ON_CPU = 10
 MAX_OPEN = 8
 """The table of all operators is folded if it is longer; the operators on the CPU are then listed first."""
@@ -37,7 +45,15 @@ def section(record: RunRecord) -> Section:
     if placement is None:
         return Section("Where operators run", [missing(absence(record))])
     side_by_side = Columns([[_figure(placement)], [*_compilation(placement)]])
-    rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
+    rows = [
+        (
+            shorten(prediction.summary, 100),
+            number(prediction.latency_ms, "ms"),
+            span(prediction.low_ms, prediction.high_ms, "ms"),
+            number(prediction.cpu_alone_ms, "ms"),
+        )
+        for prediction in placement.expected_latency.values()
+    ]
     expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
     before = _lookup(placement.lookup_table)
     text = "the placement for Model Explorer, which draws the model as a graph in these colours."
@@ -107,12 +123,6 @@ def _compilation(placement: PlacementRecord) -> Iterator[Block]:
         yield from (Text(line) for line in lines if line.strip())
 
 
-def _expected(prediction: ExpectedLatency) -> tuple[str, ...]:
-    interval = f"{number(prediction.low_ms, 'ms')} to {number(prediction.high_ms, 'ms')}"
-    latency = number(prediction.latency_ms, "ms")
-    return (shorten(prediction.summary, 100), latency, interval, number(prediction.cpu_alone_ms, "ms"))
-
-
 def _operators(placement: PlacementRecord) -> Iterator[Block]:
     """Yield the first operators on the CPU, and all operators."""
     if not placement.ops:
@@ -130,15 +140,40 @@ def _operators(placement: PlacementRecord) -> Iterator[Block]:
     )
 
 
-def _operator_table(ops: Sequence[OperatorRecord], placement: PlacementRecord) -> Table:
+def _operator_table(ops: Sequence[OperatorPlacement], placement: PlacementRecord) -> Table:
     header = ("Operator", f"Runs on ({placement.origin})", "MACs (counted)", "Reason")
     return Table(header, [_operator(op) for op in ops])
 
 
-def _operator(op: OperatorRecord) -> tuple[Cell | str, ...]:
+def _operator(op: OperatorPlacement) -> tuple[Cell | str, ...]:
     version = "" if op.version is None else f"version {op.version}; "
     head = Cell(f"{op.index} {shorten(op.op)}", version + shorten(op.output))
     reason = Cell(
         shorten(op.status, MAX_PROSE) or "status not recorded", shorten(f"{op.reason} {op.advice}", 2 * MAX_PROSE)
     )
     return (head, Cell(op.processor, style="" if op.on_tpu else "unsure"), f"{op.macs:,}", reason)
+
+
+def node_data(graph: Graph, placement: PlacementRecord) -> str:
+    """Return the file with which Model Explorer colours the nodes of a .tflite file by the placement of operators.
+
+    The format is that of custom node data in ai-edge-model-explorer 0.1.34: a node is found by the name of one of its
+    output tensors, or by its identifier, which is the index of the operator in its reader of .tflite files.
+    """
+    used = Counter(tensor.name for tensor in graph.tensors)
+    results = {}
+    for operator, source in zip(placement.ops, graph.operators, strict=True):
+        names = [tensor.name for tensor in graph.output_tensors(source) if tensor.name and used[tensor.name] == 1]
+        key = names[0] if names else str(operator.index)
+        value = operator.processor
+        if not operator.on_tpu:
+            value = joined(": ", value, shorten(joined(" ", operator.status, operator.reason), MAX_PROSE))
+        results[key] = {"value": value, "bgColor": COLOURS.get(operator.placement, UNKNOWN)}
+    content = {
+        "name": f"Placement ({placement.origin})",
+        "results": results,
+        "showExpandedSummaryOnGroupNode": True,
+        "hideInAggregatedStatsTable": True,  # sums and means of numbers
+        "hideInChildrenStatsTable": True,
+    }
+    return json.dumps(content, indent=1) + "\n"

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from compress.report import svg
 
-WIDTH = 980
+WIDTH = 980  # px; nearly the width of the page (page.css)
 LEFT, RIGHT = 128, 972
 MAX_MARKS = 4000
 """Of more rectangles, the drawing is left out."""
 _LANE, _GAP = 24, 8
-_MEMORY = 260
+_MEMORY = 260  # px, chosen
 _SMALLEST_SHARE = 0.0015
 """The least width of a step, as a share of the whole."""
-_TALLEST = 20
+_TALLEST = 20  # px; less than _LANE, so that a gap is above
 
 
 class Mark(NamedTuple):

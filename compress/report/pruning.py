@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from compress.core.measurement import Measurement
 from compress.report import svg
 from compress.report.blocks import (
     Block,
@@ -19,20 +17,28 @@ from compress.report.blocks import (
     Table,
     Text,
     missing,
-    or_missing,
     table,
 )
-from compress.report.json_values import decode
-from compress.report.record import CurveRecord, RunRecord, SensitivityRecord
 from compress.report.wording import MAX_PROSE, first, number, sentence, shorten, show
+from compress.results.encoding import decode
+from compress.results.pruning import (
+    CostChange,
+    LayerWidths,
+    PruningRecord,
+    PruningStep,
+    ReplacementRecord,
+    SensitivityCurve,
+    SensitivityRecord,
+)
+from compress.results.run import RunRecord
 
-MAX_LAYERS = 40
-MAX_OPEN = 12
-COLUMNS = 4
-CELL_WIDTH = 108.0
-CELL_HEIGHT = 60.0
-GAP_X = 12.0
-GAP_Y = 34.0
+MAX_LAYERS = 40  # chosen; report.json has all
+MAX_OPEN = 12  # chosen; a longer table is folded
+COLUMNS = 4  # chosen
+CELL_WIDTH = 108.0  # px; COLUMNS of them and the gaps fit into svg.WIDTH
+CELL_HEIGHT = 60.0  # px, chosen
+GAP_X = 12.0  # px, chosen
+GAP_Y = 34.0  # px; a line of text fits between two rows
 COSTS = {
     "macs": ("multiply-accumulates", "MACs"),
     "parameters": ("parameters", "parameters"),
@@ -41,7 +47,7 @@ COSTS = {
     "latency_ms": ("latency", "ms"),
     "streamed_bytes": ("parameters sent at every inference", "bytes"),
 }
-"""Name and unit of each cost (`compress.learning.pruning.cost.CostFigures`)."""
+"""Name and unit of each cost (`compress.results.pruning.CostFigures`)."""
 ACCURACY = "accuracy"
 SENSITIVITY_TITLE = (
     "Measured {} on training samples, from 0 to {:.3g}, if one group of layers alone has fewer channels: all channels "
@@ -49,71 +55,23 @@ SENSITIVITY_TITLE = (
 )
 
 
-@dataclass(frozen=True)
-class ObjectiveFacts:
-    """The objective of a pruning."""
-
-    name: str = "not recorded"
-
-
-@dataclass(frozen=True)
-class CostFacts:
-    """The known costs before and after a step."""
-
-    before: Mapping[str, float] = field(default_factory=dict)
-    after: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WidthFacts:
-    """The number of channels of a layer before and after a step."""
-
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class PruningStepFacts:
-    """A step of pruning (`compress.learning.pruning.step.PruningStep`)."""
-
-    allocation: str = "not recorded"
-    figures: CostFacts = CostFacts()
-    layers: Mapping[str, WidthFacts] = field(default_factory=dict)
-    unsupported: tuple[str, ...] = ()
-    trials: Mapping[str, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    sensitivity: tuple[CurveRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class PruningFacts:
-    """The facts of `prune`."""
-
-    objective: ObjectiveFacts = ObjectiveFacts()
-    steps: tuple[PruningStepFacts, ...] = ()
-
-
 def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section, if the run pruned or measured sensitivity."""
-    facts = {stage.id: decode(PruningFacts, stage.facts) for stage in record.stages if stage.stage == "prune"}
+    facts = {stage.id: decode(PruningRecord, stage.facts) for stage in record.stages if stage.stage == "prune"}
     blocks: list[Block] = []
     for stage, pruning in facts.items():
         for index, step in enumerate(pruning.steps, 1):
-            blocks += [Heading(f"{shorten(stage)}, step {index}"), *_step(step, pruning.objective)]
+            text = Text(" ".join(_sentences(step, str(pruning.objective["name"]))))
+            changes = Columns([_costs(step.cost), [_widths(step.layers)]])
+            blocks += [Heading(f"{shorten(stage)}, step {index}"), text, changes]
     steps = [step for pruning in facts.values() for step in pruning.steps]
     blocks += _sensitivity(record, steps)
     if blocks:
         yield Section("Pruning", blocks)
 
 
-def _step(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[Block]:
-    yield Text(" ".join(_sentences(step, objective)))
-    yield Columns([_costs(step.figures), [_widths(step.layers)]])
-
-
-def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[str]:
-    yield f"Objective: {shorten(objective.name)}."
-    yield f"Allocation: {shorten(step.allocation)}."
+def _sentences(step: PruningStep, objective: str) -> Iterator[str]:
+    yield f"Objective: {shorten(objective)}. Allocation: {shorten(step.allocation)}."
     if step.trials:
         trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
         yield f"Validation accuracy after one epoch: {trials}."
@@ -123,20 +81,20 @@ def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[st
         yield sentence(f"Note: {shorten(warning, MAX_PROSE)}")
 
 
-def _costs(figures: CostFacts) -> Sequence[Block]:
+def _costs(change: CostChange) -> Sequence[Block]:
     """Return the table of each cost that is known before and after the step."""
     rows = []
     for name, (text, unit) in COSTS.items():
-        if name in figures.before and name in figures.after:
-            before = figures.before[name]
-            after = figures.after[name]
+        before = getattr(change.figures_before, name)
+        after = getattr(change.figures_after, name)
+        if before is not None and after is not None:
             fraction = f"{after / before:.3f}" if before else "none"
             rows.append((text, number(before, unit), number(after, unit), fraction))
     caption = "Before and after; time, memory and file size are predicted."
-    return or_missing(table(("Cost", "Before", "After", "Fraction"), rows, caption), "costs were not recorded")
+    return table(("Cost", "Before", "After", "Fraction"), rows, caption)
 
 
-def _widths(layers: Mapping[str, WidthFacts]) -> Block:
+def _widths(layers: Mapping[str, LayerWidths]) -> Block:
     if not layers:
         return Text("Nothing was removed.")
     rows = [(shorten(name), f"{widths.before:,}", f"{widths.after:,}") for name, widths in layers.items()]
@@ -146,7 +104,7 @@ def _widths(layers: Mapping[str, WidthFacts]) -> Block:
     return Details(f"Layers with fewer channels: {len(rows)}", blocks, is_open=len(rows) <= MAX_OPEN)
 
 
-def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[Block]:
+def _sensitivity(record: RunRecord, steps: Sequence[PruningStep]) -> list[Block]:
     """Return the curves of the model before pruning; else those of the first step that measured some."""
     sensitivity = record.sensitivity or SensitivityRecord()
     measured = [sensitivity.curves, *(step.sensitivity for step in steps)]
@@ -162,7 +120,7 @@ def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[B
     return []
 
 
-def _drawn(curves: Sequence[CurveRecord]) -> Table:
+def _drawn(curves: Sequence[SensitivityCurve]) -> Table:
     """Return the values of the curves as a table."""
     rows = [
         (shorten(_name(curve)), f"{kept:,} of {max(curve.kept[0], 1):,}", f"{value:.3f}")
@@ -172,18 +130,18 @@ def _drawn(curves: Sequence[CurveRecord]) -> Table:
     return Table(("Layers", "Channels kept", _quantity(curves).capitalize()), rows)
 
 
-def _ranked(curves: Sequence[CurveRecord]) -> list[CurveRecord]:
+def _ranked(curves: Sequence[SensitivityCurve]) -> list[SensitivityCurve]:
     """Return the groups that are drawn, the most sensitive first."""
     return sorted(curves, key=lambda curve: -max(curve.divergence))[:MAX_LAYERS]
 
 
-def _name(curve: CurveRecord) -> str:
+def _name(curve: SensitivityCurve) -> str:
     """Return the first layer of a group, and the number of the others."""
     others = len(curve.layers) - 1
     return f"{curve.layers[0]} and {others} more" if others else curve.layers[0]
 
 
-def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
+def sensitivity_chart(curves: Sequence[SensitivityCurve]) -> str:
     """Return small charts of accuracy, or of the change of the outputs, by the share of channels kept.
 
     The most sensitive layer group is first.
@@ -207,22 +165,22 @@ def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
     return svg.svg("sensitivity", size, title, "; ".join(descriptions), parts)
 
 
-def _quantity(curves: Sequence[CurveRecord]) -> str:
+def _quantity(curves: Sequence[SensitivityCurve]) -> str:
     return ACCURACY if all(curve.accuracy for curve in curves) else "change of the outputs"
 
 
-def _highest(curves: Sequence[CurveRecord]) -> float:
+def _highest(curves: Sequence[SensitivityCurve]) -> float:
     """Return the upper end of the charts: 1 for an accuracy."""
     if _quantity(curves) == ACCURACY:
         return 1.0
     return max(max(curve.divergence) for curve in curves) or 1.0
 
 
-def _values(curve: CurveRecord) -> tuple[float, ...]:
+def _values(curve: SensitivityCurve) -> tuple[float, ...]:
     return curve.accuracy or curve.divergence
 
 
-def _small_chart(curve: CurveRecord, left: float, top: float, highest: float) -> list[str]:
+def _small_chart(curve: SensitivityCurve, left: float, top: float, highest: float) -> list[str]:
     """Return the chart of one layer group: all channels on the left, values from 0 to `highest`."""
     x = svg.Axis(0, 1, left, left + CELL_WIDTH)
     y = svg.Axis(0, highest, top + CELL_HEIGHT, top)
@@ -233,46 +191,23 @@ def _small_chart(curve: CurveRecord, left: float, top: float, highest: float) ->
     parts += [
         svg.line(left, y.at(level * highest), left + CELL_WIDTH, y.at(level * highest), "grid") for level in (0, 0.5, 1)
     ]
-    line = []
+    positions = []
     circles = []
     for kept, value in zip(curve.kept, _values(curve), strict=True):
-        at_x = svg.n(x.at(1 - kept / full))
-        at_y = svg.n(y.at(value))
-        line.append(f"{at_x},{at_y}")
+        positions.append((x.at(1 - kept / full), y.at(value)))
         tip = svg.tip(f"{name}: {kept} of {full} kept, {quantity} {value:.3f}")
-        circles.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')
-    points = " ".join(line)
-    return [*parts, f'<polyline points="{points}" class="curve result" fill="none"/>', *circles]
+        circles.append(svg.circle(*positions[-1], 3, "result", tip))
+    return [*parts, svg.polyline(positions, "curve result"), *circles]
 
 
-MAX_ROWS = 20
-MAX_NAMES = 6
+MAX_ROWS = 20  # chosen; report.json has all
+MAX_NAMES = 6  # chosen; about two lines of a table
 TIMES = {"before": "before", "replaced": "after the replacement", "healed": "after training"}
-
-
-@dataclass(frozen=True)
-class ReplacedFacts:
-    """The layers of one kind that were replaced, and by what."""
-
-    count: int
-    by: str
-    layers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ReplacementFacts:
-    """The facts of `replace_activations`; texts by layer in `skipped` and `details`."""
-
-    replaced: Mapping[str, ReplacedFacts] = field(default_factory=dict)
-    accuracy: Mapping[str, Measurement] = field(default_factory=dict)
-    not_found: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    details: Mapping[str, str] = field(default_factory=dict)
 
 
 def replacements(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `replace_activations` that changed the model."""
-    facts = [decode(ReplacementFacts, stage.facts) for stage in record.stages if stage.stage == "replace_activations"]
+    facts = [decode(ReplacementRecord, stage.facts) for stage in record.stages if stage.stage == "replace_activations"]
     changed = [stage for stage in facts if stage.replaced]
     if changed:
         last = changed[-1]
@@ -280,7 +215,7 @@ def replacements(record: RunRecord) -> Iterator[Section]:
         yield Section("Activation replacement", [columns, *_layers(last)])
 
 
-def _replacements(facts: ReplacementFacts) -> Iterator[Block]:
+def _replacements(facts: ReplacementRecord) -> Iterator[Block]:
     rows = [
         (Cell(shorten(kind.replace("_", " ")), first(row.layers, MAX_NAMES)), shorten(row.by), f"{row.count:,}")
         for kind, row in facts.replaced.items()
@@ -290,14 +225,14 @@ def _replacements(facts: ReplacementFacts) -> Iterator[Block]:
         yield Text(f"○ Requested, but not in the model: {shorten(kind)}", "unsure")
 
 
-def _accuracy(facts: ReplacementFacts) -> Iterator[Block]:
+def _accuracy(facts: ReplacementRecord) -> Iterator[Block]:
     rows = [(text, show(facts.accuracy[time])) for time, text in TIMES.items() if time in facts.accuracy]
     caption = "Measured on the validation split. The model before the replacement was the teacher."
     if rows:
         yield Table(("When", "Accuracy"), rows, caption)
 
 
-def _layers(facts: ReplacementFacts) -> Iterator[Block]:
+def _layers(facts: ReplacementRecord) -> Iterator[Block]:
     rows = [(shorten(layer, 80), f"not replaced: {shorten(reason, 200)}") for layer, reason in facts.skipped.items()]
     rows += [(shorten(layer, 80), shorten(text, 200)) for layer, text in facts.details.items()]
     if rows:

@@ -3,102 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from compress.report.blocks import Block, Cell, Columns, Heading, Section, Table, Text
-from compress.report.json_values import decode
-from compress.report.record import RunRecord
 from compress.report.wording import MAX_PROSE, number, scalar, shorten
+from compress.results.encoding import decode
+from compress.results.quantization import LayerError, QuantizationRecord
+from compress.results.run import RunRecord
 
-MAX_LAYERS = 12
-MAX_TRIALS = 40
-MAX_REWRITES = 20
-
-
-@dataclass(frozen=True)
-class TrialFacts:
-    """A candidate (`compress.learning.quantization.search.Trial`)."""
-
-    step: str
-    choice: str
-    snr_db: float
-    agreement: float
-    kept: bool
-    measured_on: str = "file"
-
-
-@dataclass(frozen=True)
-class UntriedFacts:
-    """A candidate that was not tried (`compress.learning.quantization.search.Skipped`)."""
-
-    step: str
-    choice: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class LayerErrorFacts:
-    """The quantization error of a tensor (`compress.learning.quantization.debug.LayerError`)."""
-
-    point: str
-    kind: str
-    snr_db: float | None
-    share: float
-    cause: str
-    setting: str
-
-
-@dataclass(frozen=True)
-class SeparatedGateFacts:
-    """An activation whose gate is computed by a copy of the layer in front of it."""
-
-    activation: str
-    copied: str
-    macs: int
-
-
-@dataclass(frozen=True)
-class RewriteFacts:
-    """A rewrite for the compiler of the target."""
-
-    rewrite: str
-    op: str = ""
-    output: str = ""
-    kept: bool = False
-    steps: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class QuantizationFacts:
-    """The facts of `quantize`."""
-
-    calibration_samples: int
-    kept: str = ""
-    ranges: str = ""
-    agreement: float | None = None
-    warnings: tuple[str, ...] = ()
-    tried: tuple[TrialFacts, ...] = ()
-    not_tried: tuple[UntriedFacts, ...] = ()
-    layers: tuple[LayerErrorFacts, ...] = ()
-    rewritten: tuple[RewriteFacts, ...] = ()
-    separated_gates: tuple[SeparatedGateFacts, ...] = ()
+MAX_LAYERS = 12  # chosen; the layers after them have small shares, and report.json has all
+MAX_TRIALS = 40  # chosen; report.json has all
+MAX_REWRITES = 20  # chosen; report.json has all
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `quantize` of the run."""
     stages = [stage for stage in record.stages if stage.stage == "quantize" and "calibration_samples" in stage.facts]
     if stages:
-        facts = decode(QuantizationFacts, stages[-1].facts)
+        facts = decode(QuantizationRecord, stages[-1].facts)
         columns = [list(_candidates(facts)), list(_errors(facts))]
         side_by_side = Columns([column for column in columns if column])
         yield Section("Quantization", [*_summary(facts), side_by_side, *_rewrites(facts)])
 
 
-def _summary(facts: QuantizationFacts) -> Iterator[Block]:
-    method = f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}."
-    share = None if facts.agreement is None else number(facts.agreement, "fraction")
-    yield Text(f"{method} {' '.join(_calibration(facts, share))}")
+def _summary(facts: QuantizationRecord) -> Iterator[Block]:
+    text = f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}."
+    text += f" Calibrated on {facts.calibration_samples:,} training samples."
+    if facts.agreement is not None:
+        share = number(facts.agreement, "fraction")
+        text += f" The file agrees with the float model on {share} of the held-out samples (measured)."
+    yield Text(text)
     for gate in facts.separated_gates:
         yield Text(
             f"The gate of {shorten(gate.activation, 80)} is computed by a copy of {shorten(gate.copied, 80)}, so that "
@@ -108,14 +41,7 @@ def _summary(facts: QuantizationFacts) -> Iterator[Block]:
         yield Text(f"✕ {shorten(warning, MAX_PROSE)}", "bad")
 
 
-def _calibration(facts: QuantizationFacts, share: str | None) -> Iterator[str]:
-    """Yield sentences on the samples, and on the share of held-out samples on which the file agrees."""
-    yield f"Calibrated on {facts.calibration_samples:,} training samples."
-    if share is not None:
-        yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
-
-
-def _candidates(facts: QuantizationFacts) -> Iterator[Block]:
+def _candidates(facts: QuantizationRecord) -> Iterator[Block]:
     if not facts.tried:
         return
     rows = [
@@ -134,7 +60,7 @@ def _candidates(facts: QuantizationFacts) -> Iterator[Block]:
         yield Text(f"Not tried: {shorten(row.step)}, {shorten(row.choice, 80)}: {shorten(row.reason, 120)}.")
 
 
-def _errors(facts: QuantizationFacts) -> Iterator[Block]:
+def _errors(facts: QuantizationRecord) -> Iterator[Block]:
     if not facts.layers:
         return
     rows = [
@@ -148,14 +74,14 @@ def _errors(facts: QuantizationFacts) -> Iterator[Block]:
     yield Table(("Tensor", "Fraction", "Signal-to-noise ratio"), rows, caption)
 
 
-def _cause(row: LayerErrorFacts) -> str:
+def _cause(row: LayerError) -> str:
     kind = shorten(row.kind)
     if not row.cause:
         return kind
     return f"{kind}: {shorten(row.cause, 120)}. Setting to change: {shorten(row.setting, 120)}"
 
 
-def _rewrites(facts: QuantizationFacts) -> Iterator[Block]:
+def _rewrites(facts: QuantizationRecord) -> Iterator[Block]:
     if not facts.rewritten:
         return
     rows = [

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from compress.core.measurement import SIZES, Measurement, Metric, mcnemar, missing, paired_drop
 from compress.report import markdown
 from compress.report.blocks import Cell, Section, Table
-from compress.report.json_values import encode
-from compress.report.record import RunRecord
 from compress.report.wording import MINUS, moment, number, shorten, show
+from compress.results.encoding import encode
+from compress.results.run import RunRecord
 
 SIGNIFICANT = 0.05
 """Probability of a chance result below which a difference is certain."""
@@ -94,7 +94,7 @@ class RunComparison:
     """The comparison of runs.
 
     Attributes:
-        runs: where each run was read, by its letter.
+        runs: the path of each run, by its letter.
         limits: what cannot be compared, as sentences.
         values: quality on the test split, sizes, latencies, and memory on the target.
         settings: the settings that differ, with their value in each run; None where a run does not have one.
@@ -109,26 +109,21 @@ class RunComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, schema 1."""
-        values = [encode(row) for row in self.values]
-        named = {"runs": dict(self.runs), "limits": list(self.limits), "settings": dict(self.settings)}
-        return {"schema_version": 1, **named, "values": values}
+        content = encode(self)
+        del content["table"]
+        return {"schema_version": 1, **content}
 
     def text(self) -> str:
         """Return the comparison as text for a terminal."""
-        return markdown.plain_text([Section("Comparison of runs", [self.table])]) + "".join(
-            f"! {limit}\n" for limit in self.limits
-        )
+        limits = "".join(f"! {limit}\n" for limit in self.limits)
+        return markdown.plain_text([Section("Comparison of runs", [self.table])]) + limits
 
 
 def compare(records: Sequence[RunRecord], paths: Sequence[str]) -> RunComparison:
     """Compare runs, which were read from `paths`, with the first one."""
     values, settings = tuple(_values(records)), _settings(records)
     rows: list[tuple[Cell | str, ...]] = [("Run", *(Cell(shorten(path, 80)) for path in paths))]
-    verdicts = [
-        record.verdict.level if record.status == "ok" and record.verdict else record.status for record in records
-    ]
-    finished = (Cell(level, moment(record.finished)) for level, record in zip(verdicts, records, strict=True))
-    rows.append(("Status", *finished))
+    rows.append(("Status", *(Cell(record.judgement, moment(record.finished)) for record in records)))
     rows += [(row.label, *row.cells()) for row in values]
     for key, differing in settings.items():
         shown = ("not in this run" if value is None else shorten(value, 200) or "empty" for value in differing)
@@ -198,28 +193,26 @@ def _flat(value: Any, key: str, depth: int = 8) -> Iterator[tuple[str, str]]:
 
 def _values(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
     """Yield quality, sizes, latencies and memory."""
-    metrics = records[0].metrics if all(_quality_names(r) == _quality_names(records[0]) for r in records) else ()
-    for metric in (*metrics, *SIZES):
+    first = records[0]
+    same_task = all(_quality_names(record) == _quality_names(first) for record in records)
+    for metric in first.metrics if same_task else ():
         values = [_result(record, metric) for record in records]
-        if metric in SIZES:
-            yield _compared(metric, values, [_exact(values[0], value) for value in values[1:]])
-        else:
-            yield _compared(metric, values, [_quality_difference(records[0], r, metric) for r in records[1:]])
+        differences = [_quality_difference(first, record, metric) for record in records[1:]]
+        yield _compared(metric, values, differences)
+    for metric in SIZES:
+        values = [_result(record, metric) for record in records]
+        yield _compared(metric, values, [_exact(values[0], value) for value in values[1:]])
     placements = [record.placement for record in records]
     hosts = [placement.expected_latency if placement else {} for placement in placements]
     for host in dict.fromkeys(host for of_run in hosts for host in of_run):
-        values = [missing("ms", "not predicted")] * len(records)
-        for index, expected in enumerate(of_run.get(host) for of_run in hosts):
-            if expected is not None:
-                ends = (expected.low_ms, expected.high_ms)
-                values[index] = Measurement(expected.latency_ms, "ms", "predicted", *ends)
-        metric = Metric(host, f"Latency on {host}", "ms", "")
-        yield _compared(metric, values, [_by_intervals(values[0], value) for value in values[1:]])
+        predictions = [of_run.get(host) for of_run in hosts]
+        values = [missing("ms", "not predicted") if each is None else each.measurement for each in predictions]
+        differences = [_by_intervals(values[0], value) for value in values[1:]]
+        yield _compared(Metric(host, f"Latency on {host}", "ms", ""), values, differences)
     for name, label in MEMORY.items():
         sizes = [getattr(placement, name, None) for placement in placements]
-        values = [
-            missing("bytes", "not predicted") if s is None else Measurement(s, "bytes", "predicted") for s in sizes
-        ]
+        unknown = missing("bytes", "not predicted")
+        values = [unknown if size is None else Measurement(size, "bytes", "predicted") for size in sizes]
         if any(size is not None for size in sizes):
             differences = [_exact(values[0], value) for value in values[1:]]
             yield _compared(Metric(name, label, "bytes", ""), values, differences)

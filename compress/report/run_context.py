@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from compress.report.blocks import (
     Block,
@@ -18,19 +17,12 @@ from compress.report.blocks import (
     or_missing,
     table,
 )
-from compress.report.json_values import decode
-from compress.report.record import DataRecord, RunRecord, StageRecord
 from compress.report.wording import MAX_PROSE, TIMES, absence, first, outline, scalar, seconds, shorten
+from compress.results.encoding import decode
+from compress.results.run import BundleRecord, DataRecord, RunRecord
 
-MAX_CLASSES = 24
+MAX_CLASSES = 24  # chosen; about two lines
 MAX_CORRUPT = 10
-
-
-@dataclass(frozen=True)
-class BundleFacts:
-    """The facts of `package`: where the float file of the bundle can be opened."""
-
-    original_opens: str = ""
 
 
 def data(record: RunRecord) -> Section:
@@ -68,7 +60,7 @@ def outputs(record: RunRecord) -> Section:
     """Return the files that the run wrote."""
     rows = [(shorten(name), f"{file.size_bytes:,} bytes", file.sha256) for name, file in record.outputs.items()]
     blocks = table(("File", "Size (measured)", "SHA-256"), rows)
-    hosts = [decode(BundleFacts, stage.facts).original_opens for stage in record.stages]
+    hosts = [decode(BundleRecord, stage.facts).original_opens for stage in record.stages]
     blocks += [Text(f"The float original in the bundle opens {shorten(text, MAX_PROSE)}.") for text in hosts if text]
     return Section("Outputs", or_missing(blocks, f"no file was written: {absence(record)}"))
 
@@ -94,11 +86,9 @@ def environment(record: RunRecord) -> Section:
 
 def stage_facts(record: RunRecord) -> Section:
     """Return the settings and the facts of each stage."""
-    details = [_facts(index, stage) for index, stage in enumerate(record.stages)]
+    details = []
+    for index, stage in enumerate(record.stages):
+        content = {"settings": stage.settings or "all defaults", "facts": stage.facts or "none recorded"}
+        summary = f"{index} {shorten(stage.id)}: {stage.status}, {seconds(stage.seconds)}"
+        details.append(Details(summary, [Preformatted(outline(content))]))
     return Section("Settings and facts of the stages", or_missing(details, absence(record)))
-
-
-def _facts(index: int, stage: StageRecord) -> Details:
-    content = {"settings": stage.settings or "all defaults", "facts": stage.facts or "none recorded"}
-    summary = f"{index} {shorten(stage.id)}: {stage.status}, {seconds(stage.seconds)}"
-    return Details(summary, [Preformatted(outline(content))])

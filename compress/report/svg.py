@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from compress.report.wording import clean, shorten
 
-WIDTH = 480
+WIDTH = 480  # px; two drawings fit next to each other on the page (page.css), and one on a telephone
 
 
 class Axis(NamedTuple):
@@ -79,6 +79,18 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{n(x1)}" y1="{n(y1)}" x2="{n(x2)}" y2="{n(y2)}" class="{kind}"/>'
 
 
+def circle(x: float, y: float, radius: float, kind: str, tip: str = "") -> str:
+    """Return a circle, with a tooltip if `tip` has one."""
+    start = f'<circle cx="{n(x)}" cy="{n(y)}" r="{n(radius)}" class="{kind}"'
+    return f"{start}>{tip}</circle>" if tip else f"{start}/>"
+
+
+def polyline(positions: Sequence[tuple[float, float]], kind: str) -> str:
+    """Return straight lines between points."""
+    points = " ".join(f"{n(x)},{n(y)}" for x, y in positions)
+    return f'<polyline points="{points}" class="{kind}"/>'
+
+
 def level(y: float, left: float, right: float, words: str) -> str:
     """Return a horizontal line at height y, with its value on the left."""
     return line(left, y, right, y, "grid") + text(left - 6, y + 4, words, "tick", "end")
@@ -107,7 +119,7 @@ def svg(ident: str, size: tuple[float, float], title: str, desc: str, parts: Seq
     )
 
 
-LINE_HEIGHT = 14
+LINE_HEIGHT = 14  # px; the font has 13
 LINE = 16
 """Characters of a line."""
 FRAME_WEIGHT = 40
@@ -116,7 +128,7 @@ FREE = 12
 """Overlapping pixels that do not make a label unreadable."""
 DISTANCES = (26.0, 44.0, 64.0, 88.0)
 """Distances of labels that are connected with their point by a line."""
-DIRECTIONS = 12
+DIRECTIONS = 12  # chosen; every 30 degrees
 
 
 class Box(NamedTuple):

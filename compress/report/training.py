@@ -3,72 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from compress.core.profiling import TrainingTimes
 from compress.report.blocks import Block, Section, Text, table
-from compress.report.json_values import decode
-from compress.report.record import RunRecord, StageRecord
 from compress.report.wording import MAX_NAME, MAX_PROSE, seconds, shorten
+from compress.results.encoding import decode
+from compress.results.run import RunRecord, StageRecord
+from compress.results.training import (
+    EpochLosses,
+    SampleSelection,
+    StageProfile,
+    TrainingLoss,
+    TrainingRecord,
+    ValidationChange,
+)
 
-MAX_LINES = 40
-
-
-@dataclass(frozen=True)
-class SelectionFacts:
-    """The samples that were selected of all, by which method, and the time of the selection."""
-
-    by: str
-    samples: int
-    of: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ValidationChange:
-    """Whether a change of the model was kept, and its effect on the validation split; `reason`: it was not tried."""
-
-    metric: str = ""
-    validation_before: float | None = None
-    validation_after: float | None = None
-    kept: bool = False
-    recalibrated: bool = False
-    reason: str = ""
-
-    def __str__(self) -> str:
-        before, after = (
-            "not finite" if value is None else f"{value:.4g}"
-            for value in (self.validation_before, self.validation_after)
-        )
-        return f"validation {self.metric} from {before} to {after}"
-
-
-@dataclass(frozen=True)
-class LossFacts:
-    """The name of a loss with its unit, and the loss of guessing."""
-
-    name: str = ""
-    guessing: float | None = None
-
-
-@dataclass(frozen=True)
-class EpochFacts:
-    """The losses of one epoch."""
-
-    loss: float | None = None
-    val_loss: float | None = None
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """The facts of a stage, or of one of its steps, about training and calibration."""
-
-    loss: LossFacts | None = None
-    history: tuple[EpochFacts, ...] = ()
-    subset: SelectionFacts | None = None
-    calibration: SelectionFacts | None = None
-    healing: ValidationChange | None = None
-    batch_norms: ValidationChange | None = None
-    steps: tuple[TrainingFacts, ...] = ()
+MAX_LINES = 40  # chosen; report.json has all facts
 
 
 def lines(record: RunRecord) -> list[str]:
@@ -76,17 +26,17 @@ def lines(record: RunRecord) -> list[str]:
     return [line for name, facts in _trainings(record) for line in _lines(name, facts)][:MAX_LINES]
 
 
-def _trainings(record: RunRecord) -> Iterator[tuple[str, TrainingFacts]]:
+def _trainings(record: RunRecord) -> Iterator[tuple[str, TrainingRecord]]:
     """Yield name and facts of every stage, and of every step of a stage with steps."""
     for stage in record.stages:
-        facts = decode(TrainingFacts, stage.facts)
+        facts = decode(TrainingRecord, stage.facts)
         name = shorten(stage.id)
         yield name, facts
         for index, step in enumerate(facts.steps, 1):
             yield f"{name}, step {index}", step
 
 
-def _lines(name: str, facts: TrainingFacts) -> Iterator[str]:
+def _lines(name: str, facts: TrainingRecord) -> Iterator[str]:
     if facts.loss is not None and facts.history:
         yield f"{name}: {_loss(facts.loss, facts.history)}"
     if facts.subset is not None:
@@ -99,7 +49,7 @@ def _lines(name: str, facts: TrainingFacts) -> Iterator[str]:
         yield f"{name}: {_recalibration(facts.batch_norms)}"
 
 
-def _loss(loss: LossFacts, history: tuple[EpochFacts, ...]) -> str:
+def _loss(loss: TrainingLoss, history: tuple[EpochLosses, ...]) -> str:
     """Return the losses of the first and the last epoch, next to that of guessing."""
     first, last = history[0], history[-1]
     what = f"the loss ({shorten(loss.name, MAX_PROSE)})" if loss.name else "the loss"
@@ -119,7 +69,7 @@ def _value(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
 
 
-def _selection(facts: SelectionFacts, purpose: str) -> str:
+def _selection(facts: SampleSelection, purpose: str) -> str:
     saved = f"{1 - facts.samples / facts.of:.0%}" if facts.of else "unknown"
     return (
         f"{facts.samples:,} of {facts.of:,} samples for {purpose} ({saved} fewer), selected by "
@@ -128,7 +78,7 @@ def _selection(facts: SelectionFacts, purpose: str) -> str:
 
 
 def _recalibration(change: ValidationChange) -> str:
-    if change.recalibrated:
+    if change.kept:
         return f"batch norms are recalibrated, which changed {change}"
     if change.reason:
         return f"batch norms are not recalibrated: {shorten(change.reason, MAX_PROSE)}"
@@ -147,47 +97,9 @@ TRACING = 0.3
 """The share of a training that the first step may take."""
 
 
-@dataclass(frozen=True)
-class PhaseTime:
-    """The seconds of a phase; a phase inside another has its name before its own."""
-
-    phase: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TrainingTime:
-    """The times of a training, see `compress.core.profiling.TrainingTimes`."""
-
-    first_step_ms: float
-    step_ms: float | None
-    input_ms: float
-    steps: int
-    phase: str = ""
-
-    @property
-    def total_ms(self) -> float:
-        """The time of all steps."""
-        return self.first_step_ms + self.steps * (self.step_ms or 0.0)
-
-
-@dataclass(frozen=True)
-class StageProfile:
-    """The profile of a stage (`compress.core.profiling.Profile`)."""
-
-    phases: tuple[PhaseTime, ...] = ()
-    trainings: tuple[TrainingTime, ...] = ()
-    trace: str | None = None
-
-
-@dataclass(frozen=True)
-class _ProfileFacts:
-    profile: StageProfile | None = None
-
-
 def time_use(record: RunRecord) -> Sequence[Section]:
     """Return the section; none if the run was not profiled."""
-    profiles = [(stage, decode(_ProfileFacts, stage.facts).profile) for stage in record.stages]
+    profiles = [(stage, decode(TrainingRecord, stage.facts).profile) for stage in record.stages]
     known = [(stage, profile) for stage, profile in profiles if profile is not None]
     if not known:
         return ()
@@ -214,10 +126,10 @@ def time_use(record: RunRecord) -> Sequence[Section]:
 def _phase_rows(stage: StageRecord, profile: StageProfile, total: float) -> Iterator[tuple[str, ...]]:
     name = shorten(stage.id)
     yield name, "all", seconds(stage.seconds), f"{(stage.seconds or 0.0) / total:.0%}"
-    phases = sorted(profile.phases, key=lambda phase: -phase.seconds)
-    for phase in phases[:MAX_PHASES]:
-        if phase.seconds >= LEAST_SHARE * total:
-            yield name, _last_parts(phase.phase), seconds(phase.seconds), f"{phase.seconds / total:.0%}"
+    phases = sorted(profile.phases.items(), key=lambda phase: -phase[1])
+    for phase, taken in phases[:MAX_PHASES]:
+        if taken >= LEAST_SHARE * total:
+            yield name, _last_parts(phase), seconds(taken), f"{taken / total:.0%}"
 
 
 def _step_rows(stage: StageRecord, profile: StageProfile) -> Iterator[tuple[str, ...]]:
@@ -251,7 +163,7 @@ def _advice(stage: StageRecord, profile: StageProfile) -> Iterator[str]:
         yield f"{name}: TensorBoard, with the package tensorboard-plugin-profile, opens the trace in {profile.trace}."
 
 
-def _training_advice(times: TrainingTime, step_ms: float) -> Iterator[str]:
+def _training_advice(times: TrainingTimes, step_ms: float) -> Iterator[str]:
     if times.input_ms > WAITING * step_ms:
         yield (
             f"reading a batch takes {times.input_ms / step_ms:.0%} of the time of a step, so the training may wait for "

@@ -9,7 +9,6 @@ from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE
 from compress.core.measurement import COSTS, Metric
 from compress.core.resources import manual
 from compress.report.blocks import Cell, joined
-from compress.report.record import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
     cut,
@@ -24,7 +23,10 @@ from compress.report.wording import (
     sentence,
     shorten,
     show,
+    span,
 )
+from compress.results.placement import HostLatencyRecord, PlacementRecord
+from compress.results.run import ModelsRecord, RunRecord
 
 LEVELS = {
     "usable": ("good", "✓ Usable"),
@@ -64,21 +66,12 @@ class Overview:
     """The head of the report: its first screen.
 
     Attributes:
-        name: the name of the run.
-        status: the verdict on its result, or how it ended without one.
+        status: the verdict on the result of the run, or how the run ended without one.
         mark: a character for the status.
-        finished: when it ended.
-        target: the target.
-        coralline: the version of Coralline.
-        style: the style of the verdict.
-        level: the verdict.
+        level: the verdict, which is shown in this `style`.
         outcome: what the verdict is about in one sentence: the budget, or how far the run came.
         verdict: level and outcome as a text.
-        error: what ended the run, or why its result is not acceptable.
-        reasons: the reasons for the verdict.
         headline: what the target does with the result.
-        figures: the most important values.
-        steps: what to do next.
     """
 
     name: str
@@ -110,7 +103,7 @@ def overview(record: RunRecord) -> Overview:
         coralline=shorten(record.coralline),
         style=style,
         level=level,
-        outcome=_summary(record),
+        outcome=_outcome_below_level(record),
         verdict=verdict(record),
         error=_error(record),
         reasons=_reasons(record),
@@ -120,15 +113,12 @@ def overview(record: RunRecord) -> Overview:
     )
 
 
-def _summary(record: RunRecord) -> str:
+def _outcome_below_level(record: RunRecord) -> str:
     """Return the budget for a complete run whose values are shown next to it, otherwise the outcome."""
     if record.models is None or record.status in EARLY:
         return sentence(outcome(record))
-    return sentence(f"the result {_budget_kept(record)}" if _fits(record) else _budget_kept(record))
-
-
-def _fits(record: RunRecord) -> bool:
-    return bool(record.budget) and all(row.holds for row in record.budget)
+    fits = bool(record.budget) and all(row.holds for row in record.budget)
+    return sentence(f"the result {_budget_kept(record)}" if fits else _budget_kept(record))
 
 
 def _level(record: RunRecord) -> tuple[str, str]:
@@ -185,10 +175,8 @@ def latency_text(latency: HostLatencyRecord) -> str:
     """Return the latency with its interval and its origin."""
     if latency.value is None:
         return f"latency on {shorten(latency.host)} unknown: {shorten(latency.note, MAX_PROSE)}"
-    text = f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({latency.provenance}"
-    if latency.low is not None and latency.high is not None:
-        text += f", {number(latency.low, 'ms')} to {number(latency.high, 'ms')}"
-    return f"{text})"
+    how = joined(", ", latency.provenance, span(latency.low, latency.high, "ms"))
+    return f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({how})"
 
 
 def _quality(record: RunRecord, models: ModelsRecord) -> str:
@@ -264,6 +252,7 @@ def _valid_although_not_usable(record: RunRecord) -> str:
 
 
 MAX_DEVICES = 3
+"""Devices in the headline [chosen; all of them are in a section]."""
 SHOWN = tuple(metric for metric in COSTS if metric.name in ("size_bytes", "macs"))
 """The costs among the most important values."""
 
@@ -291,7 +280,9 @@ def _sentences(record: RunRecord) -> Iterator[str]:
     if record.placement is not None:
         yield from _parameters(record.placement)
     for device in record.devices[:MAX_DEVICES]:
-        yield from _device(device)
+        median = device.measurements.get("latency_ms")
+        if median is not None and median.value is not None:
+            yield f"{number(median.value, 'ms')} measured on the device {shorten(device.device)}."
 
 
 def _placement(placement: PlacementRecord) -> Iterator[str]:
@@ -315,8 +306,8 @@ def _latency(latency: HostLatencyRecord, record: RunRecord) -> str:
     if latency.value is None:
         return sentence(f"The latency on {host} is unknown: {shorten(latency.note, MAX_PROSE)}")
     text = f"{number(latency.value, 'ms')} for each inference, {latency.provenance} on {host}"
-    if latency.low is not None and latency.high is not None:
-        text += f" ({number(latency.low, 'ms')} to {number(latency.high, 'ms')})"
+    if ends := span(latency.low, latency.high, "ms"):
+        text += f" ({ends})"
     change = show(record.changes.get("latency_ratio"), "latency_ratio")
     if latency.provenance == "measured" and change.style != "missing":
         text += f", {change.text} the latency of the original"
@@ -334,12 +325,6 @@ def _parameters(placement: PlacementRecord) -> Iterator[str]:
         )
     else:
         yield f"{number(cached, 'bytes')} of parameters fit into the memory of the chip (predicted)."
-
-
-def _device(device: DeviceRecord) -> Iterator[str]:
-    median = device.measurements.get("latency_ms")
-    if median is not None and median.value is not None:
-        yield f"{number(median.value, 'ms')} measured on the device {shorten(device.device)}."
 
 
 def key_figures(record: RunRecord) -> tuple[KeyFigure, ...]:
@@ -375,6 +360,9 @@ class NextStep:
     command: str = ""
 
 
+DEBUG = NextStep("List the layers that quantization changed most.", "python -m compress debug .")
+
+
 def steps(record: RunRecord) -> list[NextStep]:
     """Return the next steps, in order."""
     if record.status in ("failed", "interrupted"):
@@ -383,15 +371,10 @@ def steps(record: RunRecord) -> list[NextStep]:
     if record.status == "not usable":
         return [
             NextStep("Find the cause: the message above names the probable one."),
-            *_debugging(record),
+            *([DEBUG] if any("layers" in stage.facts for stage in record.stages) else []),
             NextStep("Change the pipeline file and run it again: stages that do not change are not run again."),
         ]
     return [*_use(record), NextStep("Compare this run with another one, for example with other settings.", COMPARE)]
-
-
-def _debugging(record: RunRecord) -> Iterator[NextStep]:
-    if any("layers" in stage.facts for stage in record.stages):
-        yield NextStep("List the layers that quantization changed most.", "python -m compress debug .")
 
 
 def _use(record: RunRecord) -> Iterator[NextStep]:
@@ -410,17 +393,16 @@ def _use(record: RunRecord) -> Iterator[NextStep]:
         return
     yield from _on_the_cpu(record)
     if is_uncompiled(record):
-        again = (
-            ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
-        )
-        text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See {manual('compiling.md')}."
-        yield NextStep(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
-    if _has(record, bundle):
+        text = "Compile the model, on x86-64 Linux with the vendor's compiler"
+        if bundle in record.outputs:
+            text += ", then run the pipeline again, so that the bundle has the compiled model"
+        yield NextStep(f"{text}. See {manual('compiling.md')}.", f"edgetpu_compiler -s {MODEL_TFLITE}")
+    if bundle in record.outputs:
         yield NextStep(
             "Copy the bundle to the device, and measure it there.",
             f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench",
         )
-    elif _has(record, MODEL_TFLITE):
+    elif MODEL_TFLITE in record.outputs:
         yield NextStep(f"Add `package` to the stages for a bundle with its runner, or load {MODEL_TFLITE} yourself.")
 
 
@@ -435,10 +417,6 @@ def _on_the_cpu(record: RunRecord) -> Iterator[NextStep]:
             f"{number(host.cpu_alone_ms, 'ms')}, and the Edge TPU {number(host.latency_ms, 'ms')}. The steps below are "
             "for the Edge TPU."
         )
-
-
-def _has(record: RunRecord, name: str) -> bool:
-    return name in record.outputs
 
 
 def commands(record: RunRecord) -> list[str]:

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from compress.core.measurement import Measurement, Metric
+from compress.core.measurement import Measurement, Measurements, Metric
 from compress.report.blocks import Cell, joined
-from compress.report.record import Measurements, RunRecord
+from compress.results.run import RunRecord
 from deploy.contract.printable import UNPRINTABLE
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_TEXT = 4000
 """Longer strings are cut in the pages; report.json has all of every string."""
-MAX_OUTLINE_LINES = 400
-MAX_INLINE_ITEMS = 24
-MAX_DEPTH = 12
-MAX_NAME = 60
+MAX_OUTLINE_LINES = 400  # chosen; bounds the page
+MAX_INLINE_ITEMS = 24  # chosen; about two lines
+MAX_DEPTH = 12  # chosen; bounds the page
+MAX_NAME = 60  # chosen; half a line of the page
 MAX_PROSE = 300
 """Longest sentence in the pages."""
 
@@ -147,6 +147,11 @@ def number(value: float, unit: str) -> str:
     """Return a value with its unit: 0.984, 104.3 KiB, 1.18 M, 0.252 ms."""
     scale = _scale(value, unit)
     return scale.digits(value, signed=False) + scale.suffix
+
+
+def span(low: float | None, high: float | None, unit: str) -> str:
+    """Return an interval in words, "1.47 ms to 2.45 ms"; empty if an end is not known."""
+    return "" if low is None or high is None else f"{number(low, unit)} to {number(high, unit)}"
 
 
 def seconds(value: float | None) -> str:

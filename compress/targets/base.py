@@ -19,6 +19,7 @@ from compress.core.errors import PipelineError
 from compress.core.settings import Settings
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph
+from compress.results.placement import OperatorPlacement
 
 
 class TargetResult(Protocol):
@@ -29,26 +30,6 @@ class TargetResult(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a plain map."""
-
-
-class OperatorPlacement(Protocol):
-    """An operator and where it runs."""
-
-    @property
-    def index(self) -> int:
-        """The operator's index in the model."""
-
-    @property
-    def op(self) -> str:
-        """The operator's name, such as "CONV_2D"."""
-
-    @property
-    def placement(self) -> str:
-        """Where the operator runs, such as "tpu" or "cpu"."""
-
-    @property
-    def macs(self) -> int:
-        """The operator's multiply-accumulates."""
 
 
 class PlacementSummary(Protocol):

@@ -22,7 +22,7 @@ from compress.core.measurement import Metric
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras, sample_shape
 from compress.model.tflite.interpreter import shape_hint
-from compress.tasks.degeneracy import Judgement
+from compress.results.evaluation import Judgement
 from compress.tasks.findings import VerdictReason
 
 Location = tuple[str | int, ...]

@@ -15,6 +15,7 @@ from compress.core.measurement import Measurement, Metric, drop, proportion
 from compress.data.types import SPLITS, Data, Split
 from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.embedding import is_embedding
+from compress.results.evaluation import Judgement, Spread
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     EvaluationMembers,
@@ -276,9 +277,7 @@ class Classification(Task):
             },
         }
 
-    def judge_outputs(
-        self, facts: Facts, names: Sequence[str], original: str, result: str
-    ) -> dict[str, degeneracy.Judgement]:
+    def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two classifiers predict one class for nearly everything; `result` may be the original."""
         spreads = {name: _spread(facts, names, name) for name in (original, result)}
         return {
@@ -397,7 +396,7 @@ def _is_constant(rows: NDArray[Any]) -> bool:
     return all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
 
 
-def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread:
+def _spread(facts: Facts, names: Sequence[str], model: str) -> Spread:
     labels, predictions = np.array(facts["labels"]), np.array(facts[model]["predictions"])
     counts = np.bincount(predictions, minlength=len(names))
     answer = int(counts.argmax())
@@ -406,7 +405,7 @@ def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread
     if constant:
         text = f"gives the same output for all {len(labels):,} {facts['split']} samples"
     others = labels != answer
-    return degeneracy.Spread(
+    return Spread(
         text=text,
         samples=len(labels),
         same=int(counts[answer]),

@@ -5,11 +5,10 @@ A task counts its answers (`Spread`) in its own probe; the criterion on these co
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from math import hypot
-from typing import Any, Literal
 
 from compress.core.measurement import wilson_interval
+from compress.results.evaluation import Judgement, Spread
 
 NEARLY_ALL = 0.95
 """Share of the samples with the most frequent output, above which a model is suspected."""
@@ -21,48 +20,6 @@ ENOUGH = 4
 """Number of samples with another label for a verdict: if 0 of 4 are recognized, the 95% interval ends at 0.49."""
 ENOUGH_WITH_ORIGINAL = 2
 """Number of samples with another label for a verdict, if the original recognizes them."""
-
-Verdict = Literal["varied", "degenerate", "undecided"]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The counts of a model's most frequent output.
-
-    Attributes:
-        text: the answer and its count as a predicate: "answers 'Apple' to 449 of 449 test samples".
-        same: samples that get the most frequent answer.
-        others: samples whose label is another answer.
-        told_apart: samples of `others` that get another answer.
-        constant: whether all outputs are the same floating-point values, although the samples differ.
-    """
-
-    text: str
-    samples: int
-    same: int
-    others: int
-    told_apart: int
-    constant: bool = False
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The verdict whether a model's outputs depend on its input.
-
-    Attributes:
-        verdict: "degenerate" for one answer to nearly everything; "undecided" where the labels do not allow a verdict.
-        spread: the counts; None for a task that does not count answers.
-    """
-
-    verdict: Verdict
-    text: str
-    spread: Spread | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for the run record."""
-        counts = {} if self.spread is None else asdict(self.spread)
-        counts.pop("text", None)
-        return {"verdict": self.verdict, "text": self.text, "counts": counts}
 
 
 def judge(spread: Spread, original: Spread | None = None) -> Judgement:

@@ -14,6 +14,7 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.core.resources import manual
 from compress.data.types import Data, Objects, Split
+from compress.results.evaluation import Judgement, Spread
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     Change,
@@ -30,7 +31,6 @@ from compress.tasks.base import (
     refuse_misfit,
     snr_db,
 )
-from compress.tasks.degeneracy import Judgement
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.illustrations import ObjectsIllustrator
@@ -166,7 +166,7 @@ class Detection(Task):
 
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
-        before = degeneracy.Spread(**facts[original]["spread"])
+        before = Spread(**facts[original]["spread"])
         return {original: _judge(facts[original], None), result: _judge(facts[result], before)}
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
@@ -291,8 +291,8 @@ def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
     return rows
 
 
-def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> Judgement:
-    judgement = degeneracy.judge(degeneracy.Spread(**facts["spread"]), original)
+def _judge(facts: Mapping[str, Any], original: Spread | None) -> Judgement:
+    judgement = degeneracy.judge(Spread(**facts["spread"]), original)
     objects = sum(row["objects"] for row in facts["per_class"])
     ap50 = facts["ap50"]["value"]
     if judgement.verdict == "degenerate" or objects < degeneracy.ENOUGH or ap50 >= NO_AP50:
@@ -301,9 +301,7 @@ def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> Judg
     return Judgement("degenerate", text, judgement.spread)
 
 
-def spread(
-    answers: Sequence[Detections], truth: Sequence[Truth], names: Sequence[str], split: str
-) -> degeneracy.Spread:
+def spread(answers: Sequence[Detections], truth: Sequence[Truth], names: Sequence[str], split: str) -> Spread:
     """Count the most frequent output of a detector: its best detection, by class and position, or nothing."""
     best = [int(detections.classes[0]) if len(detections) else -1 for detections in answers]
     classes, counts = np.unique(best, return_counts=True)
@@ -316,7 +314,7 @@ def spread(
         same, fitting = _same_detection(answers, truth, answer)
         name = names[answer] if answer < len(names) else f"class {answer}"
         what = f"finds {name!r} first, in the same place, in"
-    return degeneracy.Spread(
+    return Spread(
         text=f"{what} {same.sum():,} of {len(same):,} {split} images",
         samples=len(same),
         same=int(same.sum()),

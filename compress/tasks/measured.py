@@ -19,6 +19,7 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
+from compress.results.evaluation import Judgement
 from compress.tasks.base import (
     EvaluationMembers,
     Head,
@@ -34,7 +35,6 @@ from compress.tasks.base import (
     refuse_misfit,
     snr_db,
 )
-from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.output_forms import OutputForm
 from deploy.contract.image_geometry import moves_positions

@@ -9,8 +9,8 @@ from paths import ROOT
 from run_records import full
 
 from compress.report import run_comparison, sections
-from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import RunRecord
+from compress.report.placement import NODE_DATA_FILE
+from compress.results.run import RunRecord
 from compress.surface.cli import comparison
 from compress.surface.cli.main import build_parser
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
-from compress.report.record import CorruptSamples, DataRecord, StageRecord
+from compress.results.run import CorruptSamples, DataRecord, StageRecord
 from compress.tasks.findings import VerdictReason
 
 ORDER = VerdictReason("warning", "the order is wrong; set `classes`", "named", 0.6)

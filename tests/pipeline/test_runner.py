@@ -262,7 +262,7 @@ def test_a_run_goes_on_after_a_failure(project: Project, out: Path, tmp_path: Pa
     assert record["status"] == "failed"
     assert record["error"] == {"stage": "fail", "message": str(error), "exit_code": 5}
     assert tiny.statuses(record) == {"model": "done", "stamp": "done", "fail": "failed", "package": "not run"}
-    assert (record["models"], record["outputs"]) == ({"original": None, "result": None}, {})
+    assert (record["models"], record["outputs"]) == (None, {})
     assert outputs(out) == {}
     assert tiny.unsound(out / ".store") == []
     assert "traceback" not in "".join(notes.logged).lower()

@@ -10,10 +10,12 @@ from run_records import RECORDS, Record, crowded, every_measurement, full, hosti
 from compress.core.measurement import Measurement
 from compress.report import charts, markdown, wording
 from compress.report import svg as draw
-from compress.report.charts import ClassChange, LatencyCurve, Point
-from compress.report.record import OperatorRecord, RunRecord
+from compress.report.charts import LatencyCurve, Point
 from compress.report.svg import Box, placed_labels
 from compress.report.verdict import verdict
+from compress.results.evaluation import ClassRecord
+from compress.results.placement import OperatorPlacement
+from compress.results.run import RunRecord
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -34,8 +36,15 @@ def parsed(svg: str) -> ElementTree.Element:
     return root
 
 
-def operator(name: str, on_tpu: bool, macs: int) -> OperatorRecord:
-    return OperatorRecord(0, name, "tpu" if on_tpu else "cpu", macs)
+def operator(name: str, on_tpu: bool, macs: int) -> OperatorPlacement:
+    return OperatorPlacement(0, name, "tpu" if on_tpu else "cpu", macs)
+
+
+def changed(
+    name: str, samples: int, before: float, after: float, low: float | None = None, high: float | None = None
+) -> ClassRecord:
+    result = Measurement(after, "fraction", "measured", low, high)
+    return ClassRecord(name, samples, Measurement(before, "fraction", "measured"), result)
 
 
 def texts(root: ElementTree.Element) -> list[str]:
@@ -51,13 +60,14 @@ def test_trade_off_places_points_by_their_values() -> None:
     points = [
         Point("train", 400_000, 0.98, 0.96, 0.99),
         Point("prune", 200_000, 0.96, 0.94, 0.97),
-        Point("q", 50_000, 0.97),
+        Point("q", 50_000, 0.97, measured=False),
     ]
     root = parsed(charts.trade_off(points, quality="Accuracy", cost="size", unit="bytes"))
     (x1, y1), (x2, y2), (x3, y3) = circles(root, "dot")
     assert x1 > x2 > x3
     assert y1 < y3 < y2
-    assert {"train", "prune", "q"} <= set(texts(root))
+    assert circles(root, "unsure") == [(x3, y3)]
+    assert {"train", "prune", "q", "100 KiB", "200 KiB"} <= set(texts(root))  # ticks are round in binary units
     assert len([p for p in root.iter(f"{SVG}path") if p.attrib["class"] == "whisker"]) == 2
 
 
@@ -114,6 +124,7 @@ def test_the_axes_of_a_trade_off_are_explained(points: list[Point], notes: list[
 
 def test_runs_that_are_not_drawn_are_counted() -> None:
     curves = [LatencyCurve("Original", "original", [1.0] * 199 + [500.0], [])]
+    assert "1" in texts(parsed(charts.latency_curves(curves)))  # the outlier does not flatten the curve
     assert charts.latency_notes(curves) == [
         "The axis ends at 1.10 ms: 1 slower run of the original, up to 500 ms, is not drawn."
     ]
@@ -121,7 +132,7 @@ def test_runs_that_are_not_drawn_are_counted() -> None:
 
 
 def test_the_axis_of_classes_has_every_value() -> None:
-    rows = [ClassChange("a", 60, 0.9, 0.8, 0.34, 0.97)]
+    rows = [changed("a", 60, 0.9, 0.8, 0.34, 0.97)]
     assert charts.class_notes(rows) == ["The axis begins at 0.2, not at 0."]
     root = parsed(charts.class_changes(rows))
     (reach,) = [line for line in root.iter(f"{SVG}line") if line.get("class") == "reach"]
@@ -138,25 +149,14 @@ def test_trade_off_shows_a_negative_quality() -> None:
     assert "-2" in texts(root)
 
 
-def test_trade_off_marks_predicted_points() -> None:
-    point = Point("a", 100, 0.9, 0.8, 0.95, measured=False)
-    root = parsed(charts.trade_off([point], quality="Accuracy", cost="MACs", unit="MACs"))
-    assert len(circles(root, "unsure")) == 1
-
-
-@pytest.mark.parametrize("costs", [(0, 0), (1, 1_000_000), (3e9, 1e9), (0, 5), (1023, 1025), (0.001, 0.002)])
-@pytest.mark.parametrize("accuracies", [(0, 0), (1, 1), (0.5, 0.5000001), (0, 1)])
+@pytest.mark.parametrize("costs", [(0, 0), (1, 1_000_000), (3e9, 1e9), (1023, 1025), (0.001, 0.002)])
 @pytest.mark.parametrize("unit", ["bytes", "MACs"])
-def test_trade_off_takes_any_range(costs: tuple[float, float], accuracies: tuple[float, float], unit: str) -> None:
-    points = [Point(name, *pair) for name, pair in zip("ab", zip(costs, accuracies, strict=True), strict=True)]
-    root = parsed(charts.trade_off(points, quality="R²", cost="cost", unit=unit))
-    ticks = [element for element in root.iter(f"{SVG}text") if element.get("class") == "tick"]
-    assert 4 <= len(ticks) <= 30
-
-
-def test_size_ticks_are_round_in_binary_units() -> None:
-    root = parsed(charts.trade_off([Point("a", 410_000, 0.9)], quality="Accuracy", cost="size", unit="bytes"))
-    assert {"100 KiB", "200 KiB"} <= set(texts(root))
+def test_trade_off_takes_any_range(costs: tuple[float, float], unit: str) -> None:
+    for qualities in ((0, 0), (1, 1), (0.5, 0.5000001), (0, 1)):
+        points = [Point("a", costs[0], qualities[0]), Point("b", costs[1], qualities[1])]
+        root = parsed(charts.trade_off(points, quality="R²", cost="cost", unit=unit))
+        ticks = [element for element in root.iter(f"{SVG}text") if element.get("class") == "tick"]
+        assert 4 <= len(ticks) <= 30
 
 
 def test_labels_of_neighbours_do_not_cover_each_other() -> None:
@@ -175,7 +175,7 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
 def test_any_name_fits(name: str) -> None:
     drawings = [
         charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], quality="Accuracy", cost="size", unit="bytes"),
-        charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
+        charts.class_changes([changed(name, 3, 0.5, 0.6)]),
         charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
         charts.latency_curves([LatencyCurve(name, "original", [1.0, 2.0], [("median", 0.5, 1.5)])]),
         charts.operator_strip([operator(name, True, 3), operator(name, False, 0)]),
@@ -187,16 +187,16 @@ def test_any_name_fits(name: str) -> None:
 
 
 def test_class_changes_say_loss_and_gain_without_colour() -> None:
-    rows = [ClassChange("a", 60, 0.9, 0.8, 0.7, 0.9), ClassChange("b", 60, 0.9, 0.95), ClassChange("c", 60, 0.9, 0.9)]
+    rows = [changed("a", 60, 0.9, 0.8, 0.7, 0.9), changed("b", 60, 0.9, 0.95), changed("c", 60, 0.9, 0.9)]
     root = parsed(charts.class_changes(rows))
     assert {"▼ −0.100", "▲ +0.050", "= 0"} <= set(texts(root))  # noqa: RUF001
     (ring, _), (dot, _) = circles(root, "ring")[0], circles(root, "result")[0]
     assert ring > dot
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (0, 1), (1, 0)])
-def test_class_changes_at_the_ends_of_the_scale(before: float, after: float) -> None:
-    parsed(charts.class_changes([ClassChange("a", 0, before, after, 0.0, 1.0)]))
+def test_class_changes_at_the_ends_of_the_scale() -> None:
+    for before, after in ((0, 0), (1, 1), (0, 1), (1, 0)):
+        parsed(charts.class_changes([changed("a", 0, before, after, 0.0, 1.0)]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 13, 30])
@@ -216,15 +216,12 @@ def test_confusion_matrix_of_nothing_and_of_very_many() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0], [1.0], [1.0] * 300, [0.1, 1000.0], [float(i) for i in range(5000)]])
-@pytest.mark.parametrize("both", [True, False])
-def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool) -> None:
-    curves = [
-        LatencyCurve("Original", "original", values, [("median", 0.5, values[0])]),
-        LatencyCurve("Result", "result", [0.5], []),
-    ]
-    svg = charts.latency_curves(curves if both else curves[:1])
-    parsed(svg)
-    assert len(svg) < 30_000
+def test_latency_curves_take_any_number_of_runs(values: list[float]) -> None:
+    original = LatencyCurve("Original", "original", values, [("median", 0.5, values[0])])
+    for curves in ([original], [original, LatencyCurve("Result", "result", [0.5], [])]):
+        svg = charts.latency_curves(curves)
+        parsed(svg)
+        assert len(svg) < 30_000
 
 
 def test_latency_curves_are_told_apart_without_colour() -> None:
@@ -238,13 +235,7 @@ def test_latency_curves_are_told_apart_without_colour() -> None:
     assert "Original: median 1.50 ms, p99 2.00 ms" in (root[1].text or "")
 
 
-def test_a_far_outlier_does_not_flatten_the_curves() -> None:
-    svg = charts.latency_curves([LatencyCurve("Result", "result", [1.0] * 199 + [500.0], [])])
-    assert "1" in texts(parsed(svg))
-
-
-@pytest.mark.parametrize("count", [1, 65, 400])
-@pytest.mark.parametrize("macs", [0, 7])
+@pytest.mark.parametrize(("count", "macs"), [(1, 7), (65, 0), (65, 7), (400, 7)])
 def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
     operators = [operator("CONV_2D", i % 7 != 6, macs) for i in range(count)]
     root = parsed(charts.operator_strip(operators))
@@ -256,11 +247,6 @@ def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
         assert wide == pytest.approx(charts.WIDTH, rel=0.15)
     hatched = [bar for bar in bars if bar.get("fill") == "url(#hatch)"]
     assert bool(hatched) == (count > 6)
-
-
-def test_no_chart_reaches_out() -> None:
-    svg = charts.operator_strip([operator("https://example.org", True, 1)])
-    assert not re.search(r"(href|src)=|url\((?!#)", svg)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -343,7 +329,7 @@ def test_sentences(text: str, sentence: str) -> None:
     assert wording.sentence(text) == sentence
 
 
-RUN = {"comparison": None, "models": {"original": None, "result": None}}
+RUN = {"comparison": None, "models": None}
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,14 @@ from paths import EDGETPU
 from run_records import HOSTILE
 
 from compress.model.tflite import graph
-from compress.pipeline.probes.operator_graph import placement_of
-from compress.report.node_data import node_data
-from compress.report.record import OperatorRecord, PlacementRecord
+from compress.report.placement import node_data
+from compress.results.placement import OperatorPlacement, PlacementRecord
 from compress.surface import api
 
 
 def results_of(model: graph.Graph, *kinds: str, **more: Any) -> dict[str, Any]:
     operators = [
-        OperatorRecord(operator.index, operator.name, kind, 1000, **more)
+        OperatorPlacement(operator.index, operator.name, kind, 1000, **more)
         for operator, kind in zip(model.operators, kinds, strict=True)
     ]
     content = json.loads(node_data(model, PlacementRecord("", tuple(operators))))
@@ -49,7 +48,7 @@ def test_a_real_model(name: str) -> None:
     if not path.exists():
         pytest.skip("the shared models are not here")
     model = graph.read(path)
-    placement = placement_of(api.check(path).to_json())
+    placement = PlacementRecord.from_facts(api.check(path).to_json())
     results = json.loads(node_data(model, placement))["results"]
     assert len(results) == len(model.operators)
     on_cpu = sum(not operator.on_tpu for operator in placement.ops)

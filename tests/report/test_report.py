@@ -21,14 +21,10 @@ from run_records import (
     markdown_of,
     regression,
     rendered,
-    with_stages,
 )
 
 from compress.core.measurement import Measurement
 from compress.report.wording import show
-
-# fmt: on
-
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -96,16 +92,7 @@ def test_html_is_balanced_and_reaches_for_nothing(record: Record) -> None:
     html = html_of(record)
     page = Page(html)
     assert page.open == []
-    assert not {tag for tag, _ in page.tags} & {
-        "script",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "link",
-        "form",
-        "base",
-    }
+    assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "object", "embed", "link", "form", "base"}
     identities = {attributes.get("id") for _, attributes in page.tags}
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("src", "style", "action")]
@@ -188,7 +175,6 @@ def test_a_failed_run_says_what_is_still_valid() -> None:
         ("crowded", "The budget is not kept"),
         ("crowded", "everything below is valid"),
         ("crowded", "compiler failed: internal error"),
-        ("crowded", "Runs on (predicted)"),
         ("full", "Runs on (predicted)"),
         ("single", "Runs on (measured)"),
         ("single", "With fewer than 100 runs, p99 is the slowest run"),
@@ -198,15 +184,10 @@ def test_what_a_record_makes_the_page_say(name: str, sentence: str) -> None:
     assert sentence in Page(html_of(RECORDS[name]())).text
 
 
-def test_expected_latency_is_told_with_its_interval() -> None:
-    for page in (html_of(full()), markdown_of(full())):
-        assert "USB 3, x86" in page
-        assert "1.47 ms to 2.45 ms" in page
-
-
 def test_the_latency_of_the_host_is_the_latency() -> None:
     for page in (Page(html_of(full())).text, markdown_of(full())):
         assert "1.90 ms for each inference, predicted on usb3 (1.47 ms to 2.45 ms)." in page
+        assert "USB 3, x86" in page
         assert "Latency on usb3" in page
         assert "Time on this machine's CPU, median" in page
         assert "This machine's CPU, Xeon 2.2 GHz, not a Coral host" in page
@@ -247,50 +228,6 @@ def test_importing_is_light() -> None:
     code = "import sys, compress.report; print([m for m in ('jinja2', 'numpy', 'pydantic') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
-
-
-def test_what_quantization_tried_and_where_it_lost() -> None:
-    trial = {"step": "ranges", "choice": "<b>", "snr_db": 35.25, "agreement": 0.99, "kept": True}
-    layer = {
-        "point": "conv0 (weights)",
-        "kind": "Conv2D",
-        "snr_db": None,
-        "share": 0.6,
-        "cause": "wide",
-        "setting": "mse",
-    }
-    change = {
-        "rewrite": "elu",
-        "op": "ELU",
-        "output": "y",
-        "kept": False,
-        "steps": 5.0,
-        "tolerance": 3,
-        "reason": "far",
-    }
-    facts = {
-        "calibration_samples": 200,
-        "tried": [trial],
-        "layers": [layer],
-        "rewritten": [change],
-        "warnings": ["few"],
-        "separated_gates": [{"activation": "act", "copied": "stem", "macs": 12345}],
-    }
-    shown = html_of(with_stages({"id": "q", "stage": "quantize", "facts": facts}))
-    advice = "wide. Setting to change: mse"
-    for text in (
-        "35.2 dB",
-        "&lt;b&gt;",
-        "✓ kept",
-        "conv0 (weights)",
-        advice,
-        "not done: far",
-        "✕ few",
-        "by a copy of stem",
-        "12,345 more",
-    ):
-        assert text in shown
-    assert "Quantization error" not in html_of(with_stages())
 
 
 def detection() -> Record:

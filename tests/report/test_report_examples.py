@@ -12,7 +12,7 @@ from run_records import NASTY, Record, full, markdown_of
 
 from compress import report
 from compress.report import examples
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 CONTENT = b"\xff\xd8\xff\xe0 a picture"
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from compress.core.measurement import SIZES, Measurement, Metric
-from compress.report import search_chart, search_page
-from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
+from compress.report import search_page
+from compress.results.encoding import decode, encode
+from compress.results.search import FrontPoint, SearchRecord, TrialRecord
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
 LATENCY = Metric("latency_ms", "Predicted latency", "ms", "latency_ratio")
@@ -110,7 +111,7 @@ def test_without_a_complete_trial(trials: tuple[TrialRecord, ...]) -> None:
 
 def test_a_long_search_has_a_page_that_a_browser_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_page, "MAX_ROWS", 2)
-    monkeypatch.setattr(search_chart, "MAX_DRAWN", 2)
+    monkeypatch.setattr(search_page, "MAX_DRAWN", 2)
     page = search_page.page(replace(RECORD, objectives=(ACCURACY, LATENCY)))
     assert "The last 2 trials; search.json has all" in page
     assert "Not drawn: 2 trials without a result, with the settings of another one or older than the last 2." in page
@@ -131,5 +132,5 @@ def test_equal_values_and_hostile_names_are_drawn() -> None:
 
 def test_the_record_survives_json() -> None:
     for trial_record in TRIALS:
-        assert TrialRecord.from_json(trial_record.to_json()) == trial_record
+        assert decode(TrialRecord, encode(trial_record)) == trial_record
     assert RECORD.to_json()["schema_version"] == 1

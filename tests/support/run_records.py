@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from compress import report
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 Record = dict[str, Any]
 NASTY = (
@@ -35,6 +35,19 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
     } | more
 
 
+FIGURES = {"macs": 2000, "parameters": 90, "size_bytes": 1200, "compute_ms": 0.002, "streamed_bytes": 0}
+
+
+def pruning_step(**more: Any) -> Record:
+    """Return a step of `prune` that halves the channels of one layer."""
+    cost: Record = {"before": 0.002, "after": 0.001, "figures_before": FIGURES}
+    return {
+        "importance": "taylor", "allocation": "balanced", "done": True, "unsupported": [],
+        "cost": cost | {"figures_after": FIGURES | {"macs": 500, "compute_ms": 0.001}},
+        "layers": {"conv": {"before": 16, "after": 8}},
+    } | more
+
+
 def with_stages(*stages: Record) -> Record:
     """Return a complete run of these stages; missing keys of a stage get default values."""
     defaults = {"status": "done", "stage": "train", "settings": {}, "measurements": {}}
@@ -53,12 +66,12 @@ def operators(count: int) -> list[Record]:
     names = (("CONV_2D", 97_344), ("DEPTHWISE_CONV_2D", 12_100), ("CONV_2D", 230_400), ("ADD", 0))
     ops: list[Record] = [{
         "index": i, "op": names[i % 4][0], "version": 3, "output": f"block_{i}/conv;block_{i}/relu", "reason": "",
-        "placement": "tpu", "status": "Mapped to Edge TPU", "advice": "", "macs": names[i % 4][1],
+        "placement": "tpu", "status": "Mapped to Edge TPU", "advice": "", "risk": "", "macs": names[i % 4][1],
     } for i in range(count - 1)]
     return [*ops, {
         "index": count - 1, "op": "SOFTMAX", "version": 2, "output": "probabilities", "placement": "cpu", "macs": 4_000,
         "status": "Operation not supported", "reason": "The input has 3 dimensions; the Edge TPU takes 1.",
-        "advice": "Leave the softmax out and take the largest logit on the host.",
+        "advice": "Leave the softmax out and take the largest logit on the host.", "risk": "",
     }]
 
 
@@ -187,7 +200,7 @@ def failed() -> Record:
     nothing: Record = {"status": "not run", "seconds": None, "kind": None, "facts": {}, "measurements": {}}
     unknown = m(None, "fraction", "missing", note="there is no result")
     return full() | {
-        "status": "failed", "outputs": {}, "models": {"original": None, "result": None},
+        "status": "failed", "outputs": {}, "models": None,
         "error": {"stage": "prune", "message": "every channel of conv_1 is needed\n\nraise keep_macs", "exit_code": 5},
         "stages": [
             stage("load", 0.1, 2_360_000, 410_000),
@@ -201,7 +214,7 @@ def failed() -> Record:
 def bare() -> Record:
     """Return the record of a run that fails before its first stage."""
     error = {"stage": None, "message": "data.npz: cannot be read", "exit_code": 3}
-    empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": {"original": None, "result": None}}
+    empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": None}
     return full() | empty | dict.fromkeys(("data", "comparison", "latency", "cpu_latency", "placement")) | {
         "status": "failed", "error": error, "name": "bare",
     }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compress.core.measurement import Measurement, Metric
-from compress.report.record import OutputComparisonRecord, ScaleRecord
+from compress.results.evaluation import OutputComparisonRecord, ScaleRecord
 from compress.tasks.findings import (
     about_original,
     against_constant,

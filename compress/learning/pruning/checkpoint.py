@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from compress.core.errors import ModelError, reason_of
 from compress.core.files import write_atomically
 from compress.learning.context import Context
-from compress.learning.pruning.step import PruningStep
 from compress.model.importers.keras import keras_file
+from compress.results.pruning import PruningStep
 
 STATE = "state.json"
 

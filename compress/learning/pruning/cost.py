@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,6 +25,7 @@ from compress.model.ir.layer_specs import Kernel, spec_of
 from compress.model.ir.layer_specs.functions import FUSED, canonical_name
 from compress.model.ir.passes import fold
 from compress.model.tflite.graph import Graph
+from compress.results.pruning import CostFigures
 from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target, hardware_costs
 
 _BYTES_BY_CHANNEL = 28
@@ -60,22 +61,6 @@ class TrialConversion:
 
 Convert = Callable[[Network, Any], TrialConversion]
 """(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
-
-
-@dataclass(frozen=True)
-class CostFigures:
-    """The costs of a network at some widths; time and memory only where the target predicts them."""
-
-    macs: int
-    parameters: int
-    size_bytes: int
-    compute_ms: float | None = None
-    latency_ms: float | None = None
-    streamed_bytes: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the known costs as a plain map."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

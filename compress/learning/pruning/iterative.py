@@ -18,8 +18,7 @@ from compress.learning.pruning.importance import ImportanceMethod, ImportanceSam
 from compress.learning.pruning.layer_groups import Widths
 from compress.learning.pruning.objective import Allocation, CostLimits, Objective
 from compress.learning.pruning.prunable import PrunableNetwork, prepare, substitution
-from compress.learning.pruning.sensitivity import SensitivityCurve, sensitivity_curves
-from compress.learning.pruning.step import LayerWidths, PruningStep
+from compress.learning.pruning.sensitivity import losses_by_width, sensitivity_curves
 from compress.learning.training import healing, loop
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.loop import Loss, TrainingSettings
@@ -28,6 +27,7 @@ from compress.learning.training.validation import validation_quality
 from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.tensorflow import set_weights
+from compress.results.pruning import LayerWidths, PruningStep, SensitivityCurve
 from compress.tasks import task_of
 from compress.tasks.base import Quality
 
@@ -306,7 +306,7 @@ class _Step:
     ) -> Mapping[AllocationMethod, ImportanceLosses | None]:
         """Return the importance losses by allocation method; there are several methods where they are compared."""
         if self.options.allocation == "sensitivity":
-            return {"sensitivity": [curve.losses() for curve in curves]}
+            return {"sensitivity": [losses_by_width(curve) for curve in curves]}
         methods = self.options.compared
         if not (self.retraining is not None and self.retraining.settings.epochs):
             methods = methods[:1]
@@ -335,7 +335,7 @@ class _Step:
 
     def _best(
         self, allocations: Mapping[AllocationMethod, Allocation], candidates: _Candidates
-    ) -> tuple[AllocationMethod, dict[AllocationMethod, float]]:
+    ) -> tuple[AllocationMethod, dict[str, float]]:
         """Return the best allocation method, and the validation quality of each if they had to be compared."""
         if len({allocation.widths for allocation in allocations.values()}) == 1:
             return next(iter(allocations)), {}

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from compress.core.errors import StageError
 from compress.learning.pruning.allocation import CostFunction, ImportanceLosses, WidthSearch
-from compress.learning.pruning.cost import CostFigures, Costs, TrialConversion
+from compress.learning.pruning.cost import Costs, TrialConversion
 from compress.learning.pruning.layer_groups import MIN_WIDTH, Widths
 from compress.learning.pruning.prunable import PrunableNetwork
+from compress.results.pruning import CostChange
 from compress.targets.base import CostModel, hardware_costs
 
 ObjectiveName = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
@@ -56,23 +57,6 @@ class Allocation:
 
     widths: Widths
     costs: Costs
-
-
-@dataclass(frozen=True)
-class CostChange:
-    """The costs before and after a step.
-
-    Attributes:
-        before: the cost of the objective before the step.
-        after: the same after it.
-        figures_before: all costs before the step.
-        figures_after: all costs after it.
-    """
-
-    before: float
-    after: float
-    figures_before: CostFigures
-    figures_after: CostFigures
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,44 +12,12 @@ from compress.learning.pruning.layer_groups import LayerGroup
 from compress.learning.pruning.prunable import PrunableNetwork
 from compress.model.ir.channel_groups import Mask
 from compress.model.ir.tensorflow import split_inputs
+from compress.results.pruning import SensitivityCurve
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a layer group at which it is measured; the last one stands for its smallest width."""
 _BATCH = 64
 Logits = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class SensitivityCurve:
-    """The effect of the width of one layer group on the network's outputs.
-
-    Attributes:
-        layers: the layers of the group.
-        kept: the widths that were measured, from all channels down.
-        divergence: for each width the distance from the outputs with all channels (`Head.divergence`); for classifiers
-            the Kullback-Leibler divergence in nats.
-        accuracy: for each width the accuracy, a fraction; empty if the samples have no classes.
-    """
-
-    layers: tuple[str, ...]
-    kept: tuple[int, ...]
-    divergence: tuple[float, ...]
-    accuracy: tuple[float, ...]
-
-    def losses(self) -> NDArray[np.float64]:
-        """Return the divergence at every width from 0: interpolated, and never lower at a smaller width."""
-        divergence = np.maximum.accumulate(self.divergence)
-        losses: NDArray[np.float64] = np.interp(np.arange(self.kept[0] + 1), self.kept[::-1], divergence[::-1])
-        return losses
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the curve as a plain map."""
-        return {
-            "layers": list(self.layers),
-            "kept": list(self.kept),
-            "divergence": [round(value, 6) for value in self.divergence],
-            "accuracy": [round(value, 4) for value in self.accuracy],
-        }
 
 
 def sensitivity_curves(
@@ -85,6 +51,13 @@ def sensitivity_curves(
         kept_widths = (len(group.members), *narrower)
         curves.append(SensitivityCurve(group.layers, kept_widths, tuple(divergence), tuple(accuracy)))
     return curves
+
+
+def losses_by_width(curve: SensitivityCurve) -> NDArray[np.float64]:
+    """Return the divergence at every width from 0: interpolated, and never lower at a smaller width."""
+    divergence = np.maximum.accumulate(curve.divergence)
+    losses: NDArray[np.float64] = np.interp(np.arange(curve.kept[0] + 1), curve.kept[::-1], divergence[::-1])
+    return losses
 
 
 class _MaskedPredictor:

@@ -18,6 +18,8 @@ from compress.learning.training import subset
 from compress.learning.training.loop import head_of
 from compress.learning.training.subset import Indices
 from compress.model.ir.keras_graph import Network
+from compress.results.encoding import encode
+from compress.results.training import SampleSelection
 from compress.tasks import task_of
 from compress.tasks.base import Specification
 
@@ -48,7 +50,7 @@ class CalibrationSplit:
         facts: dict[str, Any] = {"calibration_samples": count}
         if self.select != "balanced":
             seconds = round(self.seconds, 1)
-            facts["calibration"] = {"by": self.select, "samples": count, "of": self.available, "seconds": seconds}
+            facts["calibration"] = encode(SampleSelection(self.select, count, self.available, seconds))
         return facts
 
 

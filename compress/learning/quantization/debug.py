@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir.keras_graph import Layer, Network, tensors_in
 from compress.model.ir.layer_specs import spec_of
+from compress.results.quantization import LayerError
 from compress.tasks.base import snr_db
 
 WEIGHTS = " (weights)"
@@ -34,28 +35,6 @@ LEAST_SAMPLES = 4
 MOST_MACS = 20_000_000_000
 """Multiply-accumulates for a table of errors: about ten seconds of one core."""
 SATURATED = 0.01
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """One rounded tensor, or the weights or the bias shifts of one layer.
-
-    Attributes:
-        point: its name in the plan; the layer's name and WEIGHTS for the rounding of weights, SHIFTS for bias shifts.
-        kind: the kind of layer that makes it.
-        snr_db: its signal-to-noise ratio with everything before it rounded too; None for weights and shifts.
-        share: the part of the error of the logits that rounding it alone causes, or that bias shifts add to the error
-            of rounding everything, 0 if they correct it; all shares add up to 1.
-        cause: the likely cause, or "".
-        setting: the setting that would change it, or "".
-    """
-
-    point: str
-    kind: str
-    snr_db: float | None
-    share: float
-    cause: str
-    setting: str
 
 
 def affordable_samples(network: Network, macs: int) -> int:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.core.progress import SILENT, Phase, Progress
 from compress.learning.quantization import adaround, attention_masks, debug, diagnostics, export
-from compress.learning.quantization.debug import LayerError
 from compress.learning.quantization.export import FloatOperatorsError
 from compress.learning.quantization.plan import QuantizationPlan, weights_digest
 from compress.learning.quantization.ranges import METHODS, MINMAX
-from compress.learning.quantization.search import FIRST_SAMPLES, Search, Skipped, Trial, file_outputs
+from compress.learning.quantization.search import FIRST_SAMPLES, Search, file_outputs
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.learning.quantization.simulation import Simulation
 from compress.learning.training.phases import BACKWARD, BUILD
@@ -24,6 +23,7 @@ from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes import fold, separate_gates
 from compress.model.tflite import graph, macs
+from compress.results.quantization import LayerError, SeparatedGate, Skipped, Trial
 from compress.tasks.base import Judge
 from compress.tasks.classification import ByClass
 
@@ -77,7 +77,7 @@ class QuantizationResult:
         rounded = export.gridded(export.edited(self.network, self.plan), self.plan)
         return {
             **facts,
-            "separated_gates": separated_gates(self.network, self.plan),
+            "separated_gates": [asdict(gate) for gate in separated_gates(self.network, self.plan)],
             **self.training,
             "tried": [asdict(trial) for trial in self.trials],
             "not_tried": [asdict(skipped) for skipped in self.skipped],
@@ -86,15 +86,11 @@ class QuantizationResult:
         }
 
 
-def separated_gates(network: Network, plan: QuantizationPlan) -> list[dict[str, Any]]:
+def separated_gates(network: Network, plan: QuantizationPlan) -> list[SeparatedGate]:
     """Return the activations whose gates a plan separates, the layer that it copies for each, and its MACs."""
     restructured = export.restructured(network, plan)
     return [
-        {
-            "activation": name,
-            "copied": separate_gates.source_of(restructured, name),
-            "macs": separate_gates.added_macs(restructured, name),
-        }
+        SeparatedGate(name, separate_gates.source_of(restructured, name), separate_gates.added_macs(restructured, name))
         for name in plan.separated_gates
     ]
 
@@ -192,7 +188,7 @@ def _by_plan(
             _search(search, network, settings, phases)
             search.warnings.append(warning)
     for gate in separated_gates(canonical, search.plan):
-        note(f"the gate of {gate['activation']} has its own copy of {gate['copied']}: {gate['macs']:,} more MACs")
+        note(f"the gate of {gate.activation} has its own copy of {gate.copied}: {gate.macs:,} more MACs")
     for warning in search.warnings:
         note(warning)
     result = QuantizationResult(

@@ -38,6 +38,7 @@ from compress.model.ir.channel_groups import ChannelGroups
 from compress.model.ir.keras_graph import LayerOutput, Network
 from compress.model.ir.passes import separate_gates
 from compress.model.tflite.interpreter import LoadedModel
+from compress.results.quantization import Skipped, Trial
 from compress.tasks.base import Judge
 from compress.tasks.classification import ByClass
 
@@ -76,45 +77,6 @@ MAX_GATES = 2
 COARSE = 0.02
 """Least mean share of rounding in the channels in front of a SiLU for which separating its gate is tried. In YOLOX-nano
 the first SiLU has 0.16, the next one 0.011; tensors with channels of similar size have 0.0001."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A candidate that was compared with the float model.
-
-    Attributes:
-        step: the kind of change.
-        choice: the change.
-        samples: held-out samples that it was run on.
-        snr_db: mean over the samples that all candidates were run on of the logits' signal-to-noise ratio against the
-            float model.
-        agreement: share of these samples with the same largest output; of a detector, of the objects that both find.
-        kept: whether it is in the plan.
-        measured_on: what computed its outputs.
-    """
-
-    step: Step
-    choice: str
-    samples: int
-    snr_db: float
-    agreement: float
-    kept: bool
-    measured_on: Literal["simulation", "file"] = "simulation"
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A candidate that was not tried.
-
-    Attributes:
-        step: the kind of change.
-        choice: the change.
-        reason: the reason, for people.
-    """
-
-    step: Step
-    choice: str
-    reason: str
 
 
 @dataclass

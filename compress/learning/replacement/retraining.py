@@ -145,7 +145,7 @@ def _recalibrated(model: Any, context: Context) -> Facts:
     try:
         loop.own_loss(model, context)
     except ModelError as error:
-        return {"batch_norms": {"recalibrated": False, "reason": str(error)}}
+        return {"batch_norms": {"kept": False, "reason": str(error)}}
     return recalibrate_batch_norms(model, context)
 
 

@@ -49,7 +49,7 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
         samples: number of training samples, selected by the seed; preprocessed, not augmented.
 
     Returns:
-        `batch_norms`: whether the new statistics are kept (`recalibrated`), and the validation result with the old
+        `batch_norms`: whether the new statistics are kept (`kept`), and the validation result with the old
         and with the new ones; nothing for a model without batch norms.
     """
     norms = _trained_batch_norms(model)
@@ -59,11 +59,11 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
     before = validation_quality(model, context)
     _measure_statistics(model, norms, context, samples)
     after = validation_quality(model, context)
-    recalibrated = not after.is_worse_than(before)
-    if not recalibrated:
+    kept = not after.is_worse_than(before)
+    if not kept:
         for norm, weights in zip(norms, old, strict=True):
             norm.set_weights(weights)
-    return {"batch_norms": {"recalibrated": recalibrated, **comparison(before, after)}}
+    return {"batch_norms": {"kept": kept, **comparison(before, after)}}
 
 
 def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -> Facts:

@@ -31,6 +31,8 @@ from compress.learning.training.subset import Part, Subset, chosen, fresh
 from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
+from compress.results.encoding import encode
+from compress.results.training import TrainingLoss
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification, Use
 
@@ -246,7 +248,7 @@ def fit(
     best = {} if compiled.stopping is None else {"best_epoch": compiled.stopping.best_epoch + 1}
     return {
         "history": history,
-        "loss": {"name": scale.name, "guessing": scale.references.get("loss")},
+        "loss": encode(TrainingLoss(scale.name, scale.references.get("loss"))),
         **best,
         **subset_facts,
         **batch_norms,

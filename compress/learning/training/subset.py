@@ -27,6 +27,8 @@ from compress.data.splits import spread
 from compress.data.types import Data, Objects, Split
 from compress.learning.context import Context
 from compress.model.ir.tensorflow import input_tensors, keras, run, set_weights
+from compress.results.encoding import encode
+from compress.results.training import SampleSelection
 from compress.tasks import task_of
 
 if TYPE_CHECKING:
@@ -270,7 +272,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
             np.savez(content, indices=indices, seconds=seconds)
             write_atomically(path, content.getvalue())
     method = f"{settings.by}, {settings.keep}" if settings.by == "hardness" else settings.by
-    facts = {"by": method, "samples": len(indices), "of": len(labels), "seconds": round(seconds, 1)}
+    facts = encode(SampleSelection(method, len(indices), len(labels), round(seconds, 1)))
     context.progress.note(f"subset: {summary(facts)}")
     return indices, {"subset": facts}
 

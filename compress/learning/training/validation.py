@@ -18,7 +18,7 @@ BATCH = 64
 
 
 def comparison(before: Quality, after: Quality) -> Facts:
-    """Return two results as plain values."""
+    """Return two results as plain values, with the names of `compress.results.training.ValidationChange`."""
     return {
         "metric": after.metric,
         "validation_before": before.to_json(),

@@ -15,7 +15,7 @@ from compress.core.artifact import Facts
 from compress.core.files import file_digest
 from compress.data.preprocessed import displayed
 from compress.data.types import Data, Split
-from compress.report.record import ExampleKind, ExampleRecord, ExamplesRecord, PictureRecord
+from compress.results.evaluation import ExampleKind, ExampleRecord, ExamplesRecord, PictureRecord
 from compress.tasks.base import Drawn, Illustrator
 from compress.tasks.base import Image as Pixels
 
@@ -43,7 +43,7 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         folder: for the pictures.
 
     Returns:
-        `compress.report.record.ExamplesRecord` as plain values; None without examples.
+        `compress.results.evaluation.ExamplesRecord` as plain values; None without examples.
     """
     inputs = data.inputs(split)
     if illustrator is None or displayed(inputs[:1], data.preprocessing) is None:

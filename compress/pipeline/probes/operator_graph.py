@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.learning.context import Context, Need
 from compress.model.tflite.graph import read
 from compress.pipeline.stage import Probe
-from compress.report.json_values import decode
-from compress.report.node_data import NODE_DATA_FILE, node_data
-from compress.report.record import PlacementRecord
-
-
-def placement_of(facts: Mapping[str, Any]) -> PlacementRecord:
-    """Return the placement in the result of `Target.check`, or in the facts of a compilation."""
-    return decode(PlacementRecord, {**facts, **facts.get("placement", {})})
+from compress.report.placement import NODE_DATA_FILE, node_data
+from compress.results.placement import PlacementRecord
 
 
 class OperatorGraph(Probe):
@@ -30,8 +24,8 @@ class OperatorGraph(Probe):
         """Write NODE_DATA_FILE. A compiled model has its actual placement, others the predicted one."""
         (model,) = subjects.values()
         graph = read(model.file(MODEL_TFLITE))
-        placement = placement_of(model.facts) if "placement" in model.facts else None
+        placement = PlacementRecord.from_facts(model.facts) if "placement" in model.facts else None
         if placement is None or [op.op for op in placement.ops] != [op.name for op in graph.operators]:
-            placement = placement_of(context.target.check(graph).to_json())
+            placement = PlacementRecord.from_facts(context.target.check(graph).to_json())
         (context.folder / NODE_DATA_FILE).write_text(node_data(graph, placement), encoding="utf-8")
         return {}

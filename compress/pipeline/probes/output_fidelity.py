@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.report.record import OutputComparisonRecord, ScaleRecord
+from compress.results.evaluation import OutputComparisonRecord, ScaleRecord
 from compress.tasks.base import Rows, Specification
 from compress.tasks.output_forms import OutputForm, forms_by_values, from_json, meaningful, scale_groups
 from deploy.contract.tensors import TensorLayout

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.pipeline.search.goals import Goals, Limit, dominates, is_cost, losses
-from compress.report.search_record import TrialRecord
+from compress.results.search import TrialRecord
 
 SLACK = 0.05
 """The fraction by which a predicted cost may differ from the final one."""

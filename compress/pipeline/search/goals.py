@@ -10,7 +10,7 @@ from compress.core.measurement import SIZES, Metric
 from compress.core.suggestions import listing, nearest, shown
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import Document, DocumentNode
-from compress.report.search_record import TrialRecord
+from compress.results.search import TrialRecord
 from compress.targets.base import Target, hardware_costs
 from compress.tasks import task_of
 

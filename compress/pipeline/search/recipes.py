@@ -23,8 +23,8 @@ from compress.pipeline.search.recommendation import budget_limits, judged_budget
 from compress.pipeline.search.trial import models_of
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest, trial_record
 from compress.pipeline.yaml_file import Document
-from compress.report.search_record import TrialRecord
 from compress.report.wording import number, seconds
+from compress.results.search import TrialRecord
 from compress.tasks import task_of
 
 Show = Callable[[str], None]

@@ -14,8 +14,8 @@ from compress.core.suggestions import listing
 from compress.pipeline.schema import Budget, Pipeline
 from compress.pipeline.search.goals import LATENCY, Goals, Limit, front, is_cost, losses
 from compress.pipeline.yaml_file import Document
-from compress.report.search_record import TrialRecord
 from compress.report.wording import noun, number
+from compress.results.search import TrialRecord
 from compress.tasks import task_of
 
 COSTS = {metric.name: metric for metric in (*SIZES, LATENCY)}

@@ -27,9 +27,9 @@ from compress.pipeline.search.trial import models_of
 from compress.pipeline.search.worker import WorkerProcess, WorkKind, WorkRequest, trial_record
 from compress.pipeline.yaml_file import read
 from compress.report import search_page
-from compress.report.json_values import decode
-from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord
 from compress.report.wording import count, number, seconds
+from compress.results.encoding import decode
+from compress.results.search import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord
 from compress.tasks import task_of
 
 Show = Callable[[str], None]

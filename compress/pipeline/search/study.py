@@ -23,7 +23,8 @@ from compress.core.errors import CorallineError, PipelineError, StoreError
 from compress.core.files import digest_of
 from compress.pipeline.search.goals import MISSING, Goals
 from compress.pipeline.search.space import Space
-from compress.report.search_record import TrialRecord
+from compress.results.encoding import decode, encode
+from compress.results.search import TrialRecord
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -196,7 +197,7 @@ class SearchStudy:
                 reason = str(error) or "interrupted with Ctrl-C"
                 with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
                     record = TrialRecord(trial.number, "interrupted", values, reason=reason)
-                    trial.set_user_attr(RECORD, record.to_json())
+                    trial.set_user_attr(RECORD, encode(record))
                     self._study.enqueue_trial(trial.params)
                 raise
             return self._told(trial, outcome, records)
@@ -225,7 +226,7 @@ class SearchStudy:
         Raises:
             TrialPruned: the trial has no objectives, and there is no value so far.
         """
-        trial.set_user_attr(RECORD, record.to_json())
+        trial.set_user_attr(RECORD, encode(record))
         if record.status == "repeated":
             return [math.nan]
         known = {**record.expected, **record.values}
@@ -252,7 +253,7 @@ class SearchStudy:
             if not trial.state.is_finished():
                 return TrialRecord(trial.number, "running", settings)
             content = trial.user_attrs.get(RECORD)
-            record = None if content is None else replace(TrialRecord.from_json(content), settings=settings)
+            record = None if content is None else replace(decode(TrialRecord, content), settings=settings)
         except (ValueError, LookupError, TypeError) as error:
             what = f"the stored record of trial {trial.number} is invalid: {error}"
             raise StoreError(what, where="search", hint="begin a new search with another name or --out") from error

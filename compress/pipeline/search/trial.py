@@ -19,7 +19,7 @@ from compress.pipeline.runner import MEASURED, PipelineRun, measure, run_stages
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.search.early_stop import TrialProgress
 from compress.pipeline.stages.predicted_cost import PredictedCost
-from compress.targets.base import OperatorPlacement
+from compress.results.placement import OperatorPlacement
 from compress.tasks import task_of
 
 Judge = Callable[[TrialProgress], str]

@@ -31,9 +31,9 @@ from compress.pipeline.search.trial import HopelessError, PipelineTrial, models_
 from compress.pipeline.shared_store import store_in
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
-from compress.report.json_values import decode, encode
-from compress.report.record import RunRecord
-from compress.report.search_record import TrialRecord
+from compress.results.encoding import decode, encode
+from compress.results.run import RunRecord
+from compress.results.search import TrialRecord
 
 TRIALS_PER_PROCESS = 20
 FIRST_HINT = "its last lines on stderr say why"

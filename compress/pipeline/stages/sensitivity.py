@@ -11,6 +11,7 @@ from compress.core.artifact import Artifact, Facts
 from compress.core.progress import Phase
 from compress.learning.context import Context, Need
 from compress.pipeline.stage import Probe
+from compress.results.encoding import encode
 from compress.tasks import task_of
 
 
@@ -27,7 +28,7 @@ class Sensitivity(Probe):
     """Number of training samples for importance and sensitivity."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return `curves` of the Keras model `subjects["model"]`: see `pruning.sensitivity.SensitivityCurve`.
+        """Return `curves` of the Keras model `subjects["model"]`: see `compress.results.pruning.SensitivityCurve`.
 
         Raises:
             StageError: no channel of the model can be removed, or none matters.
@@ -58,5 +59,5 @@ class Sensitivity(Probe):
         return {
             "samples": len(inputs),
             "importance": prunable.importance,
-            "curves": [curve.to_json() for curve in curves],
+            "curves": encode(curves),
         }

@@ -18,7 +18,7 @@ from compress.core.resources import manual
 from compress.data import class_names, label_files
 from compress.model.detectors.families import COCO_CLASSES, refuse_unknown
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of, with_range
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 from compress.surface.api.files import FilePath
 from compress.surface.api.pipelines import RunResult, SilentMonitor
 from compress.tasks.unlabelled_detection import UnlabelledDetection

@@ -11,7 +11,7 @@ from pathlib import Path
 from compress.core.artifact import MODEL_TFLITE
 from compress.core.measurement import Measurement
 from compress.core.progress import SILENT, Progress, RunStep
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 FilePath = str | PathLike[str]
 

@@ -27,7 +27,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 def compare(options: argparse.Namespace) -> int:
     """`python -m compress compare`."""
     from compress.report import run_comparison
-    from compress.report.record import read_record
+    from compress.results.run import read_record
 
     if not 2 <= len(options.runs) <= MOST_RUNS:
         raise PipelineError(f"compare: {len(options.runs)} runs", allowed=f"2 to {MOST_RUNS} runs")

@@ -163,10 +163,10 @@ def check(options: argparse.Namespace) -> int:
     )
     if options.node_data is not None:
         from compress.model.tflite import graph
-        from compress.pipeline.probes.operator_graph import placement_of
-        from compress.report.node_data import node_data
+        from compress.report.placement import node_data
+        from compress.results.placement import PlacementRecord
 
-        content = node_data(graph.read(options.model), placement_of(result.to_json()))
+        content = node_data(graph.read(options.model), PlacementRecord.from_facts(result.to_json()))
         write_file(options.node_data, content, "the placement cannot be written")
     if options.json:
         write_json(result.to_json())

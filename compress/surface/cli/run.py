@@ -15,7 +15,7 @@ from compress.surface.cli.parser import PROGRAM, add_command
 
 if TYPE_CHECKING:
     from compress.pipeline.schema import Pipeline
-    from compress.report.record import RunRecord
+    from compress.results.run import RunRecord
     from compress.surface.cli.parser import Subparsers
 
 USAGE = "[--dry-run] [--out DIR] [--store URL] [--force STAGE] [--profile] [--json]"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from compress.bundling import runner_pyz
 from compress.core.errors import DeploymentError, ModelError, NotUsableError, PipelineError, SigningError
 from compress.core.files import explain
-from compress.report.record import REPORT_FILE, read_record
+from compress.results.run import REPORT_FILE, read_record
 from compress.surface.fleet import instructions
 from compress.surface.fleet.remote import AgentSession, StepRefusedError
 from deploy.contract import bundle, releases

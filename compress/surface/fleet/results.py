@@ -14,7 +14,7 @@ from compress.core.errors import DataError, PipelineError
 from compress.core.files import explain, write_atomically
 from compress.pipeline import device_results
 from compress.report import examples, render
-from compress.report.record import RunRecord
+from compress.results.run import RunRecord
 
 _writing = Lock()
 """Devices are measured in parallel; the last report must contain all results."""

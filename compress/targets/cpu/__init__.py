@@ -12,25 +12,15 @@ from compress.core.files import digest_of
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.comparison import Feed
 from compress.model.tflite.graph import Graph, parse
+from compress.results.placement import OperatorPlacement
 from compress.targets.base import ChannelBlocks, CompilerSettings, CostModel, Target
-
-
-@dataclass(frozen=True)
-class CpuOperator:
-    """An operator in the TFLite runtime."""
-
-    index: int
-    op: str
-    version: int
-    macs: int
-    placement: str = "cpu"
 
 
 @dataclass(frozen=True)
 class CpuCheck:
     """The placement of a model on the CPU: every operator runs there."""
 
-    ops: tuple[CpuOperator, ...]
+    ops: tuple[OperatorPlacement, ...]
     failure: None = None
     complete: bool = True
 
@@ -84,7 +74,10 @@ class Cpu(Target):
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CpuCheck:
         """Place every operator on the CPU."""
         del all_subgraphs
-        ops = (CpuOperator(op.index, op.name, op.version, arithmetic.macs(graph, op)) for op in graph.operators)
+        ops = (
+            OperatorPlacement(op.index, op.name, "cpu", arithmetic.macs(graph, op), op.version)
+            for op in graph.operators
+        )
         return CpuCheck(tuple(ops))
 
     def legalize(self, graph: Graph, inputs: Sequence[Feed] = (), *, io: str | None = None) -> Unchanged:

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from compress.model.tflite import lookup
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.encoding import encode
+from compress.results.placement import Blocker, OperatorPlacement
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
-from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, Placement, place
 from compress.targets.edgetpu.rules import refusing_damaged
 
 SCHEMA_VERSION = 1
 TILE_BYTES = CONSTANTS.memory.narrow_bytes_per_tile
-
-
-@dataclass(frozen=True)
-class Blocker:
-    """An operator that breaks a rule and keeps later operators on the CPU.
-
-    Attributes:
-        output: the name of its output tensor.
-        macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
-    """
-
-    index: int
-    op: str
-    output: str
-    macs: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -143,8 +129,8 @@ class Check(Placement):
             "parameter_warning": self.parameter_warning,
             "activation_bytes": self.activation_bytes,
             "risk": self.risk,
-            "blockers": [asdict(blocker) for blocker in self.blockers],
-            "lookup_table": self.lookup_table,
+            "blockers": encode(self.blockers),
+            "lookup_table": encode(self.lookup_table),
         }
 
 
@@ -213,11 +199,11 @@ def _partition_count(operators: Sequence[Operator], on_tpu: set[int]) -> int:
     return len(partitions)
 
 
-def _blockers(operators: Sequence[Operator], placed: Sequence[PlacedOperator]) -> tuple[Blocker, ...]:
+def _blockers(operators: Sequence[Operator], placed: Sequence[OperatorPlacement]) -> tuple[Blocker, ...]:
     """Return the first unmapped operator of each path, with all MACs that stay on the CPU because of it."""
     causes_by_tensor: dict[int, int] = {}  # a bit for each blocker before the tensor
     macs_by_causes: dict[int, int] = {}
-    first: list[PlacedOperator] = []
+    first: list[OperatorPlacement] = []
     for operator, op in zip(operators, placed, strict=True):
         causes = reduce(or_, (causes_by_tensor.get(tensor, 0) for tensor in operator.inputs), 0)
         if op.placement == "cpu":

@@ -9,6 +9,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
+from compress.results.encoding import encode
 from compress.targets.base import CompilerSettings, Target
 from compress.targets.edgetpu import compiler
 from compress.targets.edgetpu.check import Check, check
@@ -49,7 +50,7 @@ def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: T
     return {
         "placement": checked.to_json(),
         "expected": report.to_json(),
-        "expected_latency": estimate_all_hosts(parsed, target),
+        "expected_latency": encode(estimate_all_hosts(parsed, target)),
         "compiled": False,
         "reason": f"not compiled: {name} was not found{cached}; run `{name} -s model.tflite` on x86-64 Linux",
         "how_to_compile": compiler.HOW_TO_COMPILE,
@@ -73,7 +74,7 @@ def _facts_with_compiler(
     return {
         "placement": {**checked.to_json(), **placement.to_json(), "summary": summary},
         "expected": report.to_json(),
-        "expected_latency": estimate_all_hosts(parsed, target, _inspected(parts)),
+        "expected_latency": encode(estimate_all_hosts(parsed, target, _inspected(parts))),
         "reports": [report.to_json() for report in compiled.reports],
         "differences": differences,
         "compiled": True,

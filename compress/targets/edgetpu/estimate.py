@@ -9,6 +9,7 @@ from typing import Any
 from compress.core.errors import ModelError
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.placement import ExpectedLatency
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import TILE_BYTES, Check, check
@@ -194,8 +195,8 @@ def _uncounted(graph: Graph, layers: Sequence[ArrayLayer]) -> tuple[str, ...]:
     return tuple(f"{operator.name} {operator.index}" for operator in multiplying if operator.index in element_wise)
 
 
-def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
-    """Return the predictions for all hosts of the target as plain values; empty if the compiler will reject the model.
+def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, ExpectedLatency]:
+    """Return the predictions for all hosts of the target; empty if the compiler will reject the model.
 
     With a compiled model, its streamed bytes replace the predicted ones.
     """
@@ -205,13 +206,13 @@ def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None
             prediction = estimate(graph, target, host, compiled=compiled)
         except ModelError:
             return {}
-        predictions[host] = {
-            "summary": constants.summary,
-            "latency_ms": prediction.latency_ms,
-            "low_ms": prediction.low_ms,
-            "high_ms": prediction.high_ms,
-            "cpu_alone_ms": prediction.cpu_alone_ms,
-        }
+        predictions[host] = ExpectedLatency(
+            constants.summary,
+            prediction.latency_ms,
+            prediction.low_ms,
+            prediction.high_ms,
+            prediction.cpu_alone_ms,
+        )
     return predictions
 
 

@@ -20,9 +20,11 @@ from compress.core.errors import ModelError
 from compress.model.tflite import comparison
 from compress.model.tflite.edit import Edit, compact, extract
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.placement import OperatorPlacement
+from compress.results.quantization import RewriteOutcome
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, parser_rejection, place
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, Placement, parser_rejection, place
 from compress.targets.edgetpu.rewrites import REWRITES, RewriteEntry, interface
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, Rewrite
 from compress.targets.edgetpu.rewrites.transposes import transposes, with_channels_last_inputs, with_original_inputs
@@ -39,27 +41,6 @@ TOO_LATE = "it comes after an operator that stays on the CPU"
 
 Tried = tuple[str, tuple[int, ...]]
 """A rewrite, and the outputs of the operator on which it was tried."""
-
-
-@dataclass(frozen=True)
-class RewriteOutcome:
-    """A rewrite that was tried.
-
-    Attributes:
-        op: the operator that it was tried on; "" for a rewrite of the whole graph.
-        output: the name of that operator's output tensor.
-        kept: whether the rewrite is in the result.
-        steps: the largest difference of an output, in quantization steps; None if the operators could not be compared.
-        reason: the reason why it was rejected, or the reference of the comparison; otherwise "".
-    """
-
-    rewrite: str
-    op: str
-    output: str
-    kept: bool
-    steps: float | None
-    tolerance: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,10 +63,10 @@ class Legalized:
     real_inputs: bool
 
     @property
-    def trailing(self) -> list[PlacedOperator]:
+    def trailing(self) -> list[OperatorPlacement]:
         """CPU operators at the end of the model, which no Edge TPU operator depends on."""
         required: set[int] = set()
-        operators: list[PlacedOperator] = []
+        operators: list[OperatorPlacement] = []
         if not any(op.placement == "tpu" for op in self.after.ops):
             return operators
         for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):

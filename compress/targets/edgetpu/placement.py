@@ -12,6 +12,7 @@ from typing import Any
 
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.results.placement import OperatorPlacement
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.constants import CONSTANTS
@@ -23,25 +24,6 @@ _SMALLER = "Use a smaller map, or compile the model before you rely on this plac
 
 
 @dataclass(frozen=True)
-class PlacedOperator:
-    """An operator and where it will run; the names are those in report.json.
-
-    `risk` is the reason why a mapped operator may stay on the CPU: no operator of its size is known to be mapped.
-    """
-
-    index: int
-    op: str
-    version: int
-    output: str
-    placement: str
-    status: str
-    reason: str
-    advice: str
-    macs: int
-    risk: str = ""
-
-
-@dataclass(frozen=True)
 class Placement:
     """The predicted placement of a model's operators.
 
@@ -50,7 +32,7 @@ class Placement:
         failure: the reason why the compiler will reject the whole model, or None.
     """
 
-    ops: tuple[PlacedOperator, ...]
+    ops: tuple[OperatorPlacement, ...]
     failure: str | None
 
     @property
@@ -93,7 +75,7 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
     With `all_subgraphs` (the compiler's `-a`), the compiler makes several partitions, and operators after a CPU
     operator are mapped too.
     """
-    placed: list[PlacedOperator] = []
+    placed: list[OperatorPlacement] = []
     after_tpu: set[int] = set()  # tensors that depend on an Edge TPU operator
     after_exit: set[int] = set()  # tensors that depend on a CPU operator that depends on an Edge TPU operator
     for operator in graph.operators:
@@ -106,9 +88,9 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
         if not on_tpu and (ends_partition or follows_tpu):
             after_exit.update(operator.outputs)
         output = graph.output_tensors(operator)[0].name if operator.outputs else ""
-        side, macs = "tpu" if on_tpu else "cpu", arithmetic.macs(graph, operator)
+        placement, macs = "tpu" if on_tpu else "cpu", arithmetic.macs(graph, operator)
         placed.append(
-            PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=macs, **fields)
+            OperatorPlacement(operator.index, operator.name, placement, macs, operator.version, output, **fields)
         )
     return Placement(tuple(placed), _failure(graph, placed))
 
@@ -157,7 +139,7 @@ def newer_than_boards(graph: Graph) -> list[str]:
     return sorted(set(too_new))
 
 
-def _failure(graph: Graph, placed: list[PlacedOperator]) -> str | None:
+def _failure(graph: Graph, placed: list[OperatorPlacement]) -> str | None:
     """Return why the compiler will reject the whole model, or None."""
     for operator in graph.operators:
         rejection = parser_rejection(operator)

@@ -17,7 +17,7 @@ from compress.learning.pruning.importance import (
     weight_scores,
 )
 from compress.learning.pruning.prunable import prepare
-from compress.learning.pruning.sensitivity import sensitivity_curves
+from compress.learning.pruning.sensitivity import losses_by_width, sensitivity_curves
 from compress.learning.training import loop
 from compress.model.ir import channel_groups as structure
 from compress.model.ir import keras_graph
@@ -150,6 +150,6 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
             assert curve.accuracy[place] == float(
                 (np.asarray(after).argmax(axis=1) == importance_samples.labels).mean()
             )
-        losses_by_width = curve.losses()
-        assert losses_by_width[curve.kept[0]] == 0
-        assert (np.diff(losses_by_width) <= 0).all()
+        interpolated = losses_by_width(curve)
+        assert interpolated[curve.kept[0]] == 0
+        assert (np.diff(interpolated) <= 0).all()

@@ -47,7 +47,7 @@ def test_a_short_training_with_a_large_momentum_recovers(keras: Any, tmp_path: P
     report = facts["batch_norms"]
     assert facts["history"][-1]["accuracy"] == 1.0
     assert facts["history"][-1]["val_accuracy"] == report["validation_before"] == 0.5  # one answer for every sample
-    assert (report["recalibrated"], report["metric"], report["validation_after"]) == (True, "accuracy", 1.0)
+    assert (report["kept"], report["metric"], report["validation_after"]) == (True, "accuracy", 1.0)
     answers = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
     assert (answers == data.labels("test")).all()
 
@@ -56,7 +56,7 @@ def test_a_short_training_with_a_large_momentum_recovers(keras: Any, tmp_path: P
 def test_statistics_are_those_of_the_training_samples(keras: Any, tmp_path: Path) -> None:
     model, data = network(keras, dropout=0.5), Blobs()
     before = {layer.name: layer.get_weights() for layer in model.layers}
-    assert recalibrate_batch_norms(model, context(data, tmp_path))["batch_norms"]["recalibrated"]
+    assert recalibrate_batch_norms(model, context(data, tmp_path))["batch_norms"]["kept"]
     for name, input_layer, tolerance in (("first", "conv", 0.02), ("second", "hidden", 0.1)):
         # During recalibration, the input of "second" is normalized by batches, here by their average.
         outputs = values(keras, model, input_layer, data)
@@ -195,7 +195,7 @@ def test_it_is_kept_only_where_validation_is_no_worse(keras: Any, tmp_path: Path
     trained(model, tmp_path)
     before = [weight.tobytes() for weight in model.get_weights()]
     report = recalibrate_batch_norms(model, context(Shifted(), tmp_path))["batch_norms"]
-    assert report["recalibrated"] is False
+    assert report["kept"] is False
     assert report["validation_after"] < report["validation_before"] == 1.0
     assert [weight.tobytes() for weight in model.get_weights()] == before
 
@@ -205,7 +205,7 @@ def test_batch_renormalization_keeps_its_deviation_in_step(keras: Any, tmp_path:
     image = keras.Input((8, 8, 1))
     norm = keras.layers.BatchNormalization(renorm=True, name="norm")
     model = keras.Model(image, keras.layers.Dense(2)(keras.layers.Flatten()(norm(image))))
-    assert recalibrate_batch_norms(model, context(Blobs(), tmp_path))["batch_norms"]["recalibrated"]
+    assert recalibrate_batch_norms(model, context(Blobs(), tmp_path))["batch_norms"]["kept"]
     inputs = Blobs().inputs("train")
     assert norm.renorm is True
     np.testing.assert_allclose(norm.moving_mean, [inputs.mean()], rtol=1e-4)
@@ -229,7 +229,7 @@ def test_the_weights_that_come_out_are_those_that_are_measured(
 ) -> None:
     model = network(keras)
     facts = trained(model, tmp_path, epochs=12, **more)
-    assert facts["batch_norms"]["recalibrated"]
+    assert facts["batch_norms"]["kept"]
     outputs = values(keras, model, "conv", Blobs())
     mean, variance = model.get_layer("first").get_weights()[-2:]
     np.testing.assert_allclose(mean, outputs.mean(axis=0), rtol=1e-3, atol=1e-5)
@@ -301,7 +301,7 @@ def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
     settings = TrainingSettings(epochs=15, batch_size=16, learning_rate=0.02)
     facts = loop.fit(model, loop.own_loss(model, training_context), settings, training_context)
     report = facts["batch_norms"]
-    assert (report["recalibrated"], report["metric"]) == (True, "loss")
+    assert (report["kept"], report["metric"]) == (True, "loss")
     assert report["validation_before"] == pytest.approx(facts["history"][-1]["val_loss"], rel=1e-4)
     assert report["validation_after"] < 0.5 * report["validation_before"]
     assert report["validation_after"] == pytest.approx(facts["history"][-1]["loss"], rel=0.5)

@@ -10,9 +10,10 @@ import pytest
 import tiny
 
 from compress.pipeline.probes import Evaluation
+from compress.results.evaluation import Judgement, Spread
 from compress.tasks import detection
 from compress.tasks.classification import Classification
-from compress.tasks.degeneracy import Judgement, Spread, above_chance, judge
+from compress.tasks.degeneracy import above_chance, judge
 from compress.tasks.detection import Detection
 from deploy.contract.detection import Detections
 
@@ -77,11 +78,7 @@ def test_classifiers() -> None:
     judgements = classes(labels, labels, [1] * 6)
     assert (judgements["a"].verdict, judgements["b"].verdict) == ("varied", "degenerate")
     assert judgements["b"].text == "answers 'bread' to 6 of 6 test samples"
-    assert judgements["b"].to_json() == {
-        "verdict": "degenerate",
-        "text": "answers 'bread' to 6 of 6 test samples",
-        "counts": {"samples": 6, "same": 6, "others": 4, "told_apart": 0, "constant": False},
-    }
+    assert judgements["b"].spread == Spread(judgements["b"].text, samples=6, same=6, others=4, told_apart=0)
 
 
 def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.pipeline.probes.output_fidelity import compare_outputs
-from compress.report.record import OutputComparisonRecord
+from compress.results.evaluation import OutputComparisonRecord
 from deploy.contract.tensors import TensorLayout
 
 STEP = 2.5

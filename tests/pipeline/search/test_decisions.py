@@ -23,7 +23,7 @@ from compress.pipeline.search.goals import (
     losses,
 )
 from compress.pipeline.search.recommendation import Recommendation, recommend, to_complete
-from compress.report.search_record import TrialRecord
+from compress.results.search import TrialRecord
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
 SIZE = SIZES[2]

@@ -25,7 +25,8 @@ from compress.core.errors import StageError
 from compress.pipeline.search import run
 from compress.pipeline.search.study import RECORD, SearchStudy
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest
-from compress.report.search_record import TrialRecord, TrialStatus
+from compress.results.encoding import encode
+from compress.results.search import TrialRecord, TrialStatus
 from compress.surface.cli.search import worker_process
 
 SETTINGS = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
@@ -226,7 +227,7 @@ class Other:
         if self._record.status == "interrupted":
             self._study._study.enqueue_trial(self.trial.params)
         state = TrialState.FAIL if self._record.status == "interrupted" else TrialState.COMPLETE
-        self.trial.set_user_attr(RECORD, self._record.to_json())
+        self.trial.set_user_attr(RECORD, encode(self._record))
         values = None if state == TrialState.FAIL else [0.9, 0.5]
         self._study._study.tell(self.trial.number, values, state)
 

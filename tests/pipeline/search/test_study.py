@@ -26,7 +26,7 @@ from compress.pipeline.search.goals import LATENCY, Goals, Limit  # noqa: E402
 from compress.pipeline.search.space import Range, Space  # noqa: E402
 from compress.pipeline.search.study import RECORD, SearchStudy  # noqa: E402
 from compress.pipeline.yaml_file import Document  # noqa: E402
-from compress.report.search_record import TrialRecord  # noqa: E402
+from compress.results.search import TrialRecord  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `kill` does not use `optimize`
 SPACE = Space(Document(Path(), {"x": 1.5, "stages": []}, {}), (Range("x", ("x",), 0.0, 1.0),))

@@ -20,7 +20,7 @@ from compress.learning.context import Context
 from compress.pipeline.record import placement as recorded
 from compress.pipeline.stages.compile import Compile
 from compress.pipeline.stages.package import Package
-from compress.report.record import StageRecord
+from compress.results.run import StageRecord
 from compress.targets import load
 from compress.targets.edgetpu.compiler import HOW_TO_COMPILE
 

@@ -142,7 +142,7 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
 ) -> None:
     monkeypatch.setattr(Quality, "is_worse_than", lambda mine, other: not kept)
     facts, _ = replaced(network(keras, keras.layers.Activation("silu")), tmp_path, ReplaceActivations(epochs=0))
-    assert facts["batch_norms"]["recalibrated"] is kept
+    assert facts["batch_norms"]["kept"] is kept
     assert facts["accuracy"].keys() == {"before", "replaced"}
     assert "history" not in facts
     artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
@@ -202,7 +202,7 @@ def test_several_outputs_are_replaced_but_not_measured_and_it_says_why(keras: An
     model = keras.Model(image, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
     facts, _ = replaced(model, tmp_path, ReplaceActivations(epochs=0))
     assert facts["replaced"]["gelu"]["count"] == 1
-    assert facts["batch_norms"]["recalibrated"] is False
+    assert facts["batch_norms"]["kept"] is False
     assert "2 outputs" in facts["batch_norms"]["reason"]
     for measurement in facts["accuracy"].values():
         assert (measurement["value"], measurement["how"]) == (None, "missing")

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from compress.model.tflite.graph import Graph, Operator
+from compress.results.placement import OperatorPlacement
 from compress.targets.edgetpu.check import Check
-from compress.targets.edgetpu.placement import MAPPED, PlacedOperator, Placement
+from compress.targets.edgetpu.placement import MAPPED, Placement
 
 
 @dataclass(frozen=True, order=True)
@@ -221,7 +222,7 @@ def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
     return operator.name, *(tensor.name for tensor in graph.output_tensors(operator))
 
 
-def _unexpected_operator(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
+def _unexpected_operator(op: OperatorPlacement, side: str, real: Sequence[CompilerReport]) -> OperatorPlacement:
     """Return an operator with a placement that differs from the prediction."""
     known = {row.status for report in real for row in report.operations if row.op == op.op and row.status != MAPPED}
     status = MAPPED if side == "tpu" else " or ".join(sorted(known))

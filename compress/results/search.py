@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compress.core.measurement import Measurement, Metric
-from compress.report.json_values import decode, encode
+from compress.results.encoding import encode
 
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
@@ -19,12 +19,10 @@ settings of an earlier one, and costs nothing."""
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial.
+    """A trial. Trials are numbered from 0.
 
     Attributes:
-        number: its number, from 0.
         status: "complete": measured to its end; "stopped": it had no chance, see `reason`; "failed": a stage failed.
-        settings: its values by the name of the setting.
         values: the quantities of its result that are known: quality on the validation split, costs.
         stages: the quality after each stage on the validation split.
         original: the quality of the model before it is compressed, on the validation split.
@@ -32,7 +30,6 @@ class TrialRecord:
         expected: the quantities that a stopped trial would probably have had, as far as they are known.
         excess: how far each constraint is violated; at most 0 where it is met.
         reason: why it was stopped, or failed, or why its latency is unknown.
-        seconds: the time that it took.
     """
 
     number: int
@@ -52,32 +49,16 @@ class TrialRecord:
         """Whether it is complete and meets all constraints."""
         return self.status == "complete" and all(value <= 0 for value in self.excess.values())
 
-    @classmethod
-    def from_json(cls, content: object) -> TrialRecord:
-        """Return the record in plain values.
-
-        Raises:
-            ValueError: it is not a record.
-        """
-        return decode(cls, content)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values."""
-        content: dict[str, Any] = encode(self)
-        return content
-
 
 @dataclass(frozen=True)
 class FrontPoint:
     """A trial that no other one beats in everything, or in everything within the budget, after a complete run.
 
     Attributes:
-        number: the number of the trial.
         folder: the folder of its run, with the report, from the folder of the search.
         bundle: its bundle there; empty if the pipeline has no stage `package`.
         model: its .tflite file there.
         test: its quality on the test split, which was not used for any choice.
-        verdict: the verdict on its result.
         is_dominated: whether another trial, which exceeds the budget, beats it in everything.
     """
 
@@ -95,23 +76,18 @@ class SearchRecord:
     """A search.
 
     Attributes:
-        name: the name of the pipeline.
         status: "complete", or "interrupted" while trials are missing.
         objectives: the quantities to improve; the first one is that of the recommendation.
         constraints: the constraints, one sentence each.
         host: the host for which latency is predicted; empty without prediction.
         sampler: Optuna's sampler, which chose the trials.
         settings: what was varied: the choices or the range in words, by the name of the setting.
-        trials: the trials in order.
         front: the trials that no other one beats in everything, the best first objective first; if all of them
             exceed the budget, also those that no other one within the budget beats.
         recommended: the number of the recommended trial; None if there is none.
-        reason: the reason for the recommendation, or for the lack of one.
-        hint: what to do if there is none.
-        notes: what the reader must know.
+        reason: the reason for the recommendation, or for the lack of one; `hint` says what to do then.
         seconds: the time of all trials.
         finished: the time at which the record was made, ISO 8601.
-        coralline: the version of Coralline.
     """
 
     name: str
