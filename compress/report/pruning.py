@@ -74,7 +74,7 @@ class WidthFacts:
 
 @dataclass(frozen=True)
 class PruningStepFacts:
-    """A step of pruning (`compress.learning.pruning.step.PruningStep`)."""
+    """A step of pruning (`compress.learning.pruning.checkpoint.PruningStep`)."""
 
     allocation: str = "not recorded"
     figures: CostFacts = CostFacts()

@@ -1,20 +1,85 @@
-"""The state of an interrupted pruning: its finished steps, and the model after the last one."""
+"""The record of the steps of a pruning, and the state of an interrupted pruning: its steps, and its model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from compress.core.artifact import Facts
 from compress.core.errors import ModelError, reason_of
 from compress.core.files import write_atomically
 from compress.learning.context import Context
-from compress.learning.pruning.step import PruningStep
+from compress.learning.pruning.allocation import AllocationMethod
+from compress.learning.pruning.importance import ImportanceMethod
+from compress.learning.pruning.objective import CostChange
+from compress.learning.pruning.sensitivity import SensitivityCurve
 from compress.model.importers.keras import keras_file
 
 STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class LayerWidths:
+    """The number of channels of a layer before and after a step."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class PruningStep:
+    """One step of pruning.
+
+    Attributes:
+        importance: the method that importance was measured with.
+        allocation: the method that chose the widths.
+        cost: the costs before and after the step.
+        layers: the layers that have fewer channels.
+        unsupported: layers that kept all channels because their use of them is not known.
+        done: whether no further step is needed.
+        trials: by allocation method the validation accuracy after one epoch of training, where methods were compared.
+        sensitivity: the curves that the `sensitivity` allocation measured.
+        warnings: sentences about what may be wrong with the model or the result.
+        recalibration: the facts of batch norm recalibration before the training.
+        training: the facts of the training.
+    """
+
+    importance: ImportanceMethod
+    allocation: AllocationMethod
+    cost: CostChange
+    layers: Mapping[str, LayerWidths]
+    unsupported: tuple[str, ...]
+    done: bool
+    trials: Mapping[AllocationMethod, float] = field(default_factory=dict)
+    sensitivity: tuple[SensitivityCurve, ...] = ()
+    warnings: tuple[str, ...] = ()
+    recalibration: Facts = field(default_factory=dict)
+    training: Facts = field(default_factory=dict)
+
+    def to_json(self) -> Facts:
+        """Return the step as plain values, for the artifact's facts; what was not done is left out."""
+        facts: Facts = {
+            "importance": self.importance,
+            "allocation": self.allocation,
+            "cost": {"before": self.cost.before, "after": self.cost.after},
+            "figures": {
+                "before": self.cost.figures_before.to_json(),
+                "after": self.cost.figures_after.to_json(),
+            },
+            "layers": {name: asdict(widths) for name, widths in self.layers.items()},
+            "unsupported": list(self.unsupported),
+            "done": self.done,
+            "warnings": list(self.warnings),
+        }
+        if self.trials:
+            facts["trials"] = dict(self.trials)
+        if self.sensitivity:
+            facts["sensitivity"] = [curve.to_json() for curve in self.sensitivity]
+        return {**facts, **self.recalibration, **self.training}
 
 
 @dataclass(frozen=True)
@@ -60,11 +125,9 @@ class PruningCheckpoint:
         write_atomically(self._folder / STATE, _adapter().dump_json(_SavedState(name, state)))
 
     def load(self, model: Any, steps: int) -> tuple[PruningState, Any]:
-        """Return the saved state and its model; an empty state and the model passed in where nothing can be read.
+        """Return the saved state and its model; an empty state and the model before pruning where nothing can be read.
 
-        Args:
-            model: the model before pruning.
-            steps: the number of steps in all, for the message.
+        `steps` is the number of steps in all, for the message.
         """
         path = self._folder / STATE
         if not path.exists():
