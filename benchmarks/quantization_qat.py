@@ -44,12 +44,12 @@ def ours(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> tools.Quan
     """Train with our engine, from the best PTQ plan; notes: agreement of the trained model with the file."""
     started = time.perf_counter()
     search = Search(fold.canonical(keras_graph.read(inputs.model)), inputs.calibration, inputs.held_out)
-    search.ranges([*METHODS])
-    if search.equalization():
-        search.ranges([*METHODS])
+    ranged = search.ranges([*METHODS])
+    equalized = search.equalized(ranged)
+    best = equalized if equalized.plan is ranged.plan else search.ranges([*METHODS], equalized)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
-        network, plan, _ = qat.train(search.network, search.plan, SETTINGS, context)
+        network, plan, _ = qat.train(search.network, best.plan, SETTINGS, context)
     content = export.convert(network, plan)
     seconds = time.perf_counter() - started
     return tools.QuantizedFile(
@@ -62,8 +62,7 @@ def by_tfmot(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> tools.
     started = time.perf_counter()
     read = keras_graph.read(inputs.model)
     search = Search(fold.canonical(read), inputs.calibration, inputs.held_out)
-    search.ranges([*METHODS])
-    prepared = tfmot.prepare(read, search.plan, subject.seed)
+    prepared = tfmot.prepare(read, search.ranges([*METHODS]).plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
         tfmot.fit(prepared.legacy.model, prepared.network, SETTINGS, context)

@@ -81,15 +81,11 @@ def set_up(
 ) -> FeatureDistillation:
     """Choose the layers to compare, and build the model to train.
 
-    Args:
-        model: the student. It is not changed: its layers are built again with the same weights.
-        teacher: a teacher with layers.
-        settings: the layers, and the comparison.
-        data: samples for the variance of the teacher's features.
-        specification: how the outputs are read.
+    The student is not changed: its layers are built again with the same weights. The variance of the teacher's features
+    is measured on samples of the data.
 
     Raises:
-        ModelError: there are no such layers, or their outputs cannot be compared.
+        ModelError: the teacher has no layers, the layers do not exist, or their outputs cannot be compared.
     """
     if teacher.model is None:
         raise ModelError(

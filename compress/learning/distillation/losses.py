@@ -108,12 +108,7 @@ def loss_of(
 def weighted(head: Head, batch: Batch, outputs: Any, soft_targets: Any, distillation: DistillationSettings) -> Any:
     """Return the weighted sum of the distillation loss and the loss on the labels: [n].
 
-    Args:
-        head: the head of the student.
-        batch: the samples and labels.
-        outputs: of the student.
-        soft_targets: of the teachers (`Head.soft_targets`).
-        distillation: temperature and weights.
+    `head` and `outputs` are those of the student, and `soft_targets` come from the teachers (`Head.soft_targets`).
     """
     total = distillation.weight * head.distillation_loss(head.logits(outputs), soft_targets, distillation.temperature)
     if distillation.weight < 1:

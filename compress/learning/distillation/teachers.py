@@ -69,16 +69,12 @@ def read(path: Path, context: Context, head: Head | None = None) -> Teacher:
     """Read a teacher from a file or a SavedModel folder.
 
     A file that can be imported becomes a Keras model. A .tflite file that is quantized, or has operators without Keras
-    layers, runs in the TFLite runtime, and only before the training.
-
-    Args:
-        path: the file or folder.
-        context: the data.
-        head: the head of the student, for a task other than classification.
+    layers, runs in the TFLite runtime, and only before the training. For a task other than classification, `head` is
+    the head of the student.
 
     Raises:
         UntrustedError: loading would run code from the file.
-        ModelError: it cannot be read, or its input or its classes do not fit the data.
+        ModelError: the file cannot be read, or its input or its classes do not fit the data.
     """
     file = model_file.read(path)
     if file.kind == "tflite" and file.becomes != "keras":

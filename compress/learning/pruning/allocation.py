@@ -181,19 +181,15 @@ class WidthSearch:
         """Whether a width is tried in one change: at most two blocks of output channels away."""
         return abs(width - level) <= 2 * self.blocks.outputs
 
-    def _wider(self, index: int, width: int) -> int:
-        """Return the next larger width of a group."""
-        step = self.blocks.inputs
-        return min(width // step * step + step, self.full[index])
-
     def _fill(self, widths: Widths, losses: ImportanceLosses) -> Widths:
         """Widen groups while that costs nothing or stays within the limit, the best ratio of gain to cost first."""
+        step = self.blocks.inputs
         while True:
             cost = self.cost(widths)
             offers = []
             for index, loss in enumerate(losses):
                 width = widths[index]
-                wider = self._wider(index, width)
+                wider = min(width // step * step + step, self.full[index])
                 candidate = _with_width(widths, index, wider)
                 candidate_cost = self.cost(candidate)
                 if wider > width and candidate_cost <= self.limit:

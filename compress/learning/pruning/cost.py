@@ -129,11 +129,12 @@ def _elementwise_operator(
     layer: Layer, source: LayerOutput, output: LayerOutput, network: Network, channels: ChannelGroups
 ) -> PrunableOperator:
     """Return an operator without a kernel that a layer becomes: a pooling, or one that works element by element."""
-    kind, window = _window(layer, network.shapes[source])
-    output_map = _map_shape(network.shapes[output])
-    shape = OperatorShape(kind, output_map, _map_shape(network.shapes[source]), window, name=layer.name)
+    spec = spec_of(layer)
+    input_map, output_map = _map_shape(network.shapes[source]), _map_shape(network.shapes[output])
+    kind, window = ("pool", spec.pool_window(layer.config, input_map)) if spec.pools else ("elt", (1, 1))
+    shape = OperatorShape(kind, output_map, input_map, window, name=layer.name)
     by_channel = all(array.size == output_map[2] for array in layer.weights)  # not the slopes of a PReLU by position
-    constant = spec_of(layer).constant_by_channel and by_channel
+    constant = spec.constant_by_channel and by_channel
     return PrunableOperator(shape, channels.layouts[source], channels.layouts[output], constant=constant)
 
 
@@ -189,13 +190,8 @@ def _inner_function(layer: Layer) -> str:
 def _operator_count(layer: Layer, before: Layer, cost: CostModel, *, only_consumer: bool) -> int:
     """Return the number of operators of a layer without a kernel: 0 if the operator before it does its work.
 
-    Batch norms are counted by `_norm_operators`.
-
-    Args:
-        layer: the layer.
-        before: the layer that makes its input.
-        cost: the cost model of the target.
-        only_consumer: whether no other layer reads that input.
+    Batch norms are counted by `_norm_operators`. The layer `before` makes the input, and `only_consumer` says whether
+    no other layer reads that input.
     """
     spec, previous = spec_of(layer), spec_of(before)
     fusible = only_consumer and _inner_function(before) == "linear"
@@ -206,12 +202,6 @@ def _operator_count(layer: Layer, before: Layer, cost: CostModel, *, only_consum
     if function == "linear" or (function in FUSED and fusible and fuses):
         return 0
     return max(cost.activation_operators(function), 1)
-
-
-def _window(layer: Layer, shape: Shape) -> tuple[str, tuple[int, int]]:
-    """Return the kind of an operator without a kernel, and its window; all but pooling work element by element."""
-    spec = spec_of(layer)
-    return ("pool", spec.pool_window(layer.config, _map_shape(shape))) if spec.pools else ("elt", (1, 1))
 
 
 def _kernel_operators(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 from compress.core.artifact import Facts
@@ -43,11 +44,6 @@ class PruningOptions:
     allocation: Literal["auto"] | AllocationMethod = "auto"
     samples: int = 512
     steps: int = 1
-
-    @property
-    def compared(self) -> tuple[AllocationMethod, ...]:
-        """The allocation methods to compare; a single one if it is chosen."""
-        return COMPARED if self.allocation == "auto" else (self.allocation,)
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def prune(
         model: a Keras model.
         objective: the cost that is made smaller, and its limit.
         options: how channels are chosen.
-        retraining: the training after each step; None: none.
+        retraining: the training after each step; None: no training.
         context: data, target, seed and progress.
         convert: makes the .tflite files whose costs are verified.
 
@@ -149,13 +145,17 @@ def _phases(
     """Return the phases of one step: the choice of channels, and the training after it."""
     suffix = f" {number + 1} of {options.steps}" if options.steps > 1 else ""
     last = number == options.steps - 1
-    cost, trials = 0.0, 0.0
+    cost = 0.0
     if retraining is not None:
         cost = training_cost(context.data, retraining.epochs(last=last)) + 2 * validation_cost(context.data)
-        if options.allocation == "auto" and retraining.settings.epochs:
-            trials = len(options.compared) * training_cost(context.data, 1)
-    choice = Phase(f"choice of channels{suffix}", _choice_cost(options) + trials)
-    return choice, Phase(f"fine-tuning{suffix}", cost)
+    choice = _choice_cost(options) + _trials_cost(options, retraining, context.data)
+    return Phase(f"choice of channels{suffix}", choice), Phase(f"fine-tuning{suffix}", cost)
+
+
+def _trials_cost(options: PruningOptions, retraining: Retraining | None, data: Data) -> float:
+    """Return the expected cost of the trial trainings that compare allocation methods; 0 without a comparison."""
+    compares = options.allocation == "auto" and retraining is not None and retraining.settings.epochs
+    return len(COMPARED) * training_cost(data, 1) if compares else 0.0
 
 
 def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
@@ -195,31 +195,6 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     return replace(step, training=healing.heal(model, retraining.loss, settings, step_context))
 
 
-class _Candidates:
-    """The networks of one step by their widths: each is built and converted once."""
-
-    def __init__(self, prunable: PrunableNetwork, convert: Convert) -> None:
-        self._prunable = prunable
-        self._convert = convert
-        self._networks: dict[Widths, Network] = {}
-        self._models: dict[Widths, Any] = {}
-        self._conversions: dict[Widths, TrialConversion] = {}
-
-    def model(self, widths: Widths) -> Any:
-        """Return the Keras model with some widths."""
-        if widths not in self._models:
-            self._networks[widths] = self._prunable.pruned(widths)
-            self._models[widths] = keras_graph.build(self._networks[widths])
-        return self._models[widths]
-
-    def conversion(self, widths: Widths) -> TrialConversion:
-        """Return the files of the network with some widths."""
-        if widths not in self._conversions:
-            model = self.model(widths)
-            self._conversions[widths] = self._convert(self._networks[widths], model)
-        return self._conversions[widths]
-
-
 @dataclass(frozen=True)
 class _Step:
     """One step: the removal of channels, without the training after it. The attributes are the arguments of `prune`."""
@@ -252,16 +227,32 @@ class _Step:
         initial = earlier[0].cost.before if earlier else None
         steps_left = self.options.steps - len(earlier)
         limits = self.objective.limits(prunable, initial, steps_left)
-        candidates = _Candidates(prunable, self.convert)
+
+        @cache
+        def candidate(widths: Widths) -> tuple[Network, Any]:
+            network = prunable.pruned(widths)
+            return network, keras_graph.build(network)
+
+        @cache
+        def converted(widths: Widths) -> TrialConversion:
+            return self.convert(*candidate(widths))
+
+        curves: list[SensitivityCurve] = []
         with progress.phase(widths):
-            curves = self._curves(prunable, samples)
-            allocations = self._allocations(prunable, self._losses(prunable, curves), limits, candidates)
+            if self.options.allocation == "sensitivity":
+                assert samples is not None
+                curves = sensitivity_curves(prunable, samples, progress.update)
+            allocations = self._allocations(prunable, self._losses(prunable, curves), limits, converted)
+        models = {method: candidate(allocation.widths)[1] for method, allocation in allocations.items()}
         with progress.phase(trials):
-            method, qualities = self._best(allocations, candidates)
+            method, qualities = self._best(allocations, models)
         allocation = allocations[method]
         layers = prunable.pruned_layers(allocation.widths)
-        model = candidates.model(allocation.widths)
         change = self.objective.change(prunable, allocation)
+        recalibration: Facts = {}
+        if allocation.widths != prunable.full_widths:
+            with progress.phase(norms):
+                recalibration = recalibrate_batch_norms(models[method], self.context)
         last = steps_left == 1
         step = PruningStep(
             importance=prunable.importance,
@@ -273,33 +264,20 @@ class _Step:
             trials=qualities,
             sensitivity=tuple(curves),
             warnings=tuple(self._warnings(prunable, conversion)),
-            recalibration=self._recalibration(model, norms) if allocation.widths != prunable.full_widths else {},
+            recalibration=recalibration,
         )
-        return self._reported(step, limits, last=last), model
+        return self._reported(step, limits, last=last), models[method]
 
     def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase]:
         """Return the phases of the choice of channels."""
         data, options = self.context.data, self.options
-        trials = 0.0
-        if options.allocation == "auto" and self.retraining is not None and self.retraining.settings.epochs:
-            trials = len(options.compared) * training_cost(data, 1)
         return (
             Phase("importance of channels", BUILD + BACKWARD * options.samples, unit="sample"),
             Phase("costs", BUILD),
             Phase("sensitivity of layers" if options.allocation == "sensitivity" else "widths", BUILD, unit="width"),
-            Phase("trial trainings", trials),
+            Phase("trial trainings", _trials_cost(options, self.retraining, data)),
             Phase("batch norms", BUILD + 2 * validation_cost(data)),
         )
-
-    def _recalibration(self, model: Any, phase: Phase) -> Facts:
-        with self.context.progress.phase(phase):
-            return recalibrate_batch_norms(model, self.context)
-
-    def _curves(self, prunable: PrunableNetwork, samples: ImportanceSamples | None) -> list[SensitivityCurve]:
-        if self.options.allocation != "sensitivity":
-            return []
-        assert samples is not None
-        return sensitivity_curves(prunable, samples, self.context.progress.update)
 
     def _losses(
         self, prunable: PrunableNetwork, curves: list[SensitivityCurve]
@@ -307,8 +285,8 @@ class _Step:
         """Return the importance losses by allocation method; there are several methods where they are compared."""
         if self.options.allocation == "sensitivity":
             return {"sensitivity": [losses_by_width(curve) for curve in curves]}
-        methods = self.options.compared
-        if not (self.retraining is not None and self.retraining.settings.epochs):
+        methods = COMPARED if self.options.allocation == "auto" else (self.options.allocation,)
+        if self.retraining is None or not self.retraining.settings.epochs:
             methods = methods[:1]
         return {method: importance_losses(prunable, method) for method in methods}
 
@@ -317,7 +295,7 @@ class _Step:
         prunable: PrunableNetwork,
         losses: Mapping[AllocationMethod, ImportanceLosses | None],
         limits: CostLimits,
-        candidates: _Candidates,
+        converted: Callable[[Widths], TrialConversion],
     ) -> dict[AllocationMethod, Allocation]:
         """Return the allocation of each method; after the first, those that cannot reach the limit are left out.
 
@@ -327,14 +305,14 @@ class _Step:
         allocations: dict[AllocationMethod, Allocation] = {}
         for method, lost in losses.items():
             try:
-                allocations[method] = self.objective.allocate_verified(prunable, lost, limits, candidates.conversion)
+                allocations[method] = self.objective.allocate_verified(prunable, lost, limits, converted)
             except StageError:
                 if not allocations:
                     raise
         return allocations
 
     def _best(
-        self, allocations: Mapping[AllocationMethod, Allocation], candidates: _Candidates
+        self, allocations: Mapping[AllocationMethod, Allocation], models: Mapping[AllocationMethod, Any]
     ) -> tuple[AllocationMethod, dict[str, float]]:
         """Return the best allocation method, and the validation quality of each if they had to be compared."""
         if len({allocation.widths for allocation in allocations.values()}) == 1:
@@ -343,9 +321,9 @@ class _Step:
         best = next(iter(allocations))
         phases = {method: Phase(f"trial training: {method}") for method in allocations}
         self.context.progress.plan(*phases.values())
-        for method, allocation in allocations.items():
+        for method, model in models.items():
             with self.context.progress.phase(phases[method]):
-                trials[method] = self._trial_quality(candidates.model(allocation.widths))
+                trials[method] = self._trial_quality(model)
             if trials[best].is_worse_than(trials[method]):
                 best = method
         return best, {method: quality.value for method, quality in trials.items()}

@@ -78,11 +78,7 @@ class Objective:
     clock: str | None = None
 
     def cost_of(self, costs: Costs, minimum: Widths) -> CostFunction:
-        """Return the cost of the objective as a function of the widths.
-
-        Args:
-            costs: all costs of the network.
-            minimum: its smallest widths, with the lowest ranks.
+        """Return the cost of the objective as a function of the widths; `minimum` are the smallest widths.
 
         Raises:
             StageError: the target does not predict the objective.
@@ -132,10 +128,7 @@ class Objective:
     def allocate(self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits) -> Widths:
         """Return the widths for one step; all channels stay where the final limit is met already.
 
-        Args:
-            prunable: the network before the step.
-            losses: the importance that is lost by width; None: about the same share of every layer group stays.
-            limits: the limits.
+        `losses` is the importance that is lost by width; without it about the same share of every layer group stays.
 
         Raises:
             StageError: the final limit is out of reach; the nearest possible limit is named.
@@ -153,16 +146,9 @@ class Objective:
     def allocate_verified(
         self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, convert: Converter
     ) -> Allocation:
-        """Allocate widths, and verify a predicted cost on the files that they become.
+        """Allocate widths as `allocate` does, and verify a predicted cost on the files that they become.
 
-        Args:
-            prunable: see `allocate`.
-            losses: see `allocate`.
-            limits: see `allocate`.
-            convert: makes the files of the network with some widths.
-
-        Returns:
-            The allocation. Its cost is above the limit where no widths came down to it.
+        The cost of the result is above the limit where no widths came down to it.
 
         Raises:
             StageError: the final limit is out of reach.

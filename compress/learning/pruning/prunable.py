@@ -88,17 +88,10 @@ def prepare(
     samples: ImportanceSamples | None,
     progress: Progress = SILENT,
 ) -> PrunableNetwork:
-    """Find the layer groups of a network, the importance of its channels, and its costs.
+    """Find the layer groups of a network, the importance of its channels, and its costs on a target.
 
-    Where `taylor` finds no channel that matters, `batch_norm` is used: the loss of a network that is certain of every
-    sample has no slope.
-
-    Args:
-        network: the network.
-        target: the target that costs are predicted for.
-        method: how importance is measured.
-        samples: the samples that `taylor` needs.
-        progress: receives the number of samples that are done.
+    Where `taylor`, which needs samples, finds no channel that matters, `batch_norm` is used: the loss of a network that
+    is certain of every sample has no slope.
 
     Raises:
         StageError: no channel can be removed, or importance is not a number.

@@ -25,10 +25,7 @@ def sensitivity_curves(
 ) -> list[SensitivityCurve]:
     """Return the curve of every layer group.
 
-    Args:
-        prunable: a model.
-        samples: the samples to measure on.
-        report: called after each width with the number of widths measured, and of all.
+    After each width `report` is called with the number of widths that are measured, and with the number of all widths.
     """
     step = prunable.costs.target.cost.blocks.inputs
     widths = [_widths(group, step) for group in prunable.groups]
@@ -75,12 +72,11 @@ class _MaskedPredictor:
         """Return the outputs with some channels, in the form of `Head.logits`: [n, ...]."""
         inputs = self._samples.inputs
         gates = kept.astype(np.float32)[np.newaxis]
-        batches = np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1))
-        return np.concatenate([self._of_batch(batch, np.repeat(gates, len(batch), axis=0)) for batch in batches])
-
-    def _of_batch(self, inputs: NDArray[np.float32], gates: NDArray[np.float32]) -> Logits:
-        outputs = self._model([*split_inputs(self._inputs, inputs), gates], training=False)
-        return np.asarray(self._samples.head.logits(outputs), np.float32)
+        parts = []
+        for batch in np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1)):
+            tensors = [*split_inputs(self._inputs, batch), np.repeat(gates, len(batch), axis=0)]
+            parts.append(np.asarray(self._samples.head.logits(self._model(tensors, training=False)), np.float32))
+        return np.concatenate(parts)
 
 
 def _divergence(expected: Logits, actual: Logits, samples: ImportanceSamples) -> float:

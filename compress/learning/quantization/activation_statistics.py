@@ -121,8 +121,7 @@ class Statistics:
     def divided(self, divisors: Mapping[LayerOutput, NDArray[np.float64]]) -> Statistics:
         """Return the statistics of the same network with the channels of some tensors divided; without histograms.
 
-        Args:
-            divisors: positive numbers by tensor [channels]; its extremes must be known by channel.
+        The divisors [channels] are positive, and the extremes of their tensors must be known by channel.
         """
         scaled = {
             tensor: extremes.divided(divisors[tensor]) if tensor in divisors else extremes
@@ -189,11 +188,9 @@ class Misfit:
 
 
 def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
-    """Return how far the samples are from the training data; None without a batch norm.
+    """Return how far preprocessed samples [n, ...] are from the training data; None without a batch norm.
 
-    Args:
-        network: as it was trained, batch norm not folded.
-        samples: preprocessed samples [n, ...].
+    The network is the one that was trained: its batch norms are not folded.
     """
     norms = [layer for layer, _ in network.in_order() if spec_of(layer).is_batch_norm and layer.weights]
     if not norms:
@@ -211,15 +208,9 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
 def preprocessing_error(network: Network, samples: NDArray[np.float32]) -> float | None:
     """Return a measure for comparing preprocessings of the same samples: the lowest one fits the model best.
 
-    With a batch norm, by its statistics. Without one, by the first convolution: a batch norm that was folded into it
-    leaves biases about as large as the standard deviation of its outputs on samples like the training data.
-
-    Args:
-        network: as it was trained, or with folded batch norms.
-        samples: preprocessed samples [n, ...].
-
-    Returns:
-        The measure; None for a network without a batch norm and without biases in its first convolution.
+    With a batch norm, its statistics decide. Without a batch norm, the first convolution decides: a batch norm that was
+    folded into it leaves biases about as large as the standard deviation of its outputs on samples like the training
+    data. A network with neither a batch norm nor biases in its first convolution has no such measure (None).
     """
     if (mismatch := misfit(network, samples)) is not None:
         return mismatch.size

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.progress import SILENT, Progress
-from compress.learning.quantization.plan import on_grid, packed
+from compress.learning.quantization.plan import grid, gridded, packed, rounded
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.tensorflow import keras, run
@@ -40,6 +40,7 @@ def rounded_up(network: Network, samples: NDArray[np.float32], progress: Progres
         progress: receives the number of layers that are done.
     """
     chosen = {}
+    nearest = gridded(network)
     layers = [layer for layer, call in network.in_order() if spec_of(layer).kernel is not None and call == 0]
     for number, layer in enumerate(layers):
         if len(layer.calls) > 1:
@@ -47,8 +48,8 @@ def rounded_up(network: Network, samples: NDArray[np.float32], progress: Progres
         progress.update(number, len(layers))
         inputs, outputs = _inputs_and_outputs(network, layer, samples)
         up = _directions(layer, inputs, outputs)
-        nearest = on_grid(layer.weights[0], _scale_axes(layer))
-        if _error(layer, applied(layer, up), inputs, outputs) < _error(layer, nearest, inputs, outputs):
+        error_of_nearest = _error(layer, nearest.layers[layer.name].weights[0], inputs, outputs)
+        if _error(layer, rounded(layer, up), inputs, outputs) < error_of_nearest:
             chosen[layer.name] = packed(up)
     return chosen
 
@@ -100,8 +101,8 @@ def _directions(layer: Layer, inputs: NDArray[np.float32], outputs: NDArray[np.f
     rest = [tensorflow.constant(weight) for weight in layer.weights[1:]]
 
     def error(choice: Any, x: Any, y: Any) -> Any:
-        rounded = tensorflow.clip_by_value(below + choice, -127.0, 127.0) * scale
-        actual, _ = live.stateless_call([rounded, *rest], [], x)
+        kernel = tensorflow.clip_by_value(below + choice, -127.0, 127.0) * scale
+        actual, _ = live.stateless_call([kernel, *rest], [], x)
         return tensorflow.reduce_mean((actual - y) ** 2)
 
     error_of_nearest = float(error(np.rint(part), inputs[:BATCH], outputs[:BATCH])) or 1.0
@@ -126,22 +127,3 @@ def _directions(layer: Layer, inputs: NDArray[np.float32], outputs: NDArray[np.f
             tensorflow.constant(weight, "float32"),
         )
     return np.asarray(free.numpy() >= 0)
-
-
-def _scale_axes(layer: Layer) -> tuple[int, ...]:
-    return spec_of(layer).kernels[0].scale_axes(layer.weights[0].ndim)
-
-
-def grid(layer: Layer) -> NDArray[np.float32]:
-    """Return the step of each output's weights, in a shape that broadcasts over the kernel; as in `plan.on_grid`."""
-    scale = np.abs(layer.weights[0]).max(axis=_scale_axes(layer), keepdims=True).astype(np.float64) / 127
-    return np.where(scale > 0, scale, 1.0).astype(np.float32)
-
-
-def applied(layer: Layer, up: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the layer's kernel with each weight rounded up or down; those on a step stay on it."""
-    scale = grid(layer).astype(np.float64)
-    steps = layer.weights[0] / scale
-    near = np.abs(steps - np.rint(steps)) < 1e-4
-    chosen = np.where(near, np.rint(steps), np.floor(steps) + up)
-    return np.asarray(np.clip(chosen, -127, 127) * scale, np.float32)

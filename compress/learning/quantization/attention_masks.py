@@ -61,9 +61,7 @@ def _limit(scores: Range, length: int) -> float:
 def limited(network: Network, samples: NDArray[np.float32]) -> tuple[Network, list[str]]:
     """Return the network with its masks limited, and a note for each.
 
-    Args:
-        network: the network.
-        samples: preprocessed calibration samples [n, ...], on which the range of the scores is measured.
+    The range of the scores is measured on preprocessed calibration samples [n, ...].
     """
     masks = list(_masks(network))
     if not masks:
@@ -170,9 +168,7 @@ def _clipped(layer: Layer, limit: float) -> Layer:
 def limited_graph(graph: Graph, feeds: Sequence[Feed]) -> Graph:
     """Return a float graph with its masks limited: constants that are added, or selected by a constant condition.
 
-    Args:
-        graph: the graph, in its plain form.
-        feeds: calibration samples, on which the range of the scores is measured.
+    The graph is in its plain form, and the range of the scores is measured on calibration samples.
     """
     masks = [mask for operator in graph.operators if (mask := _graph_mask(graph, operator)) is not None]
     if not masks:

@@ -6,9 +6,9 @@ Correction, ICCV 2019, section 4.2; here the shift is measured on samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,8 @@ from numpy.typing import NDArray
 from compress.core.progress import SILENT, Progress
 from compress.learning.quantization.activation_statistics import batch_size
 from compress.learning.quantization.plan import QuantizationPlan
-from compress.model.ir.keras_graph import Layer, LayerOutput, Network
-from compress.model.ir.layer_specs import spec_of
+from compress.learning.quantization.simulation import Simulation, takes_shift
 from compress.model.ir.tensorflow import split_inputs
-
-if TYPE_CHECKING:
-    from compress.learning.quantization.simulation import Simulation
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
@@ -46,7 +42,7 @@ def measured_shifts(
         samples: preprocessed calibration samples [n, ...].
         progress: receives the number of layers that are done, in both passes.
     """
-    count = 2 * sum(map(_is_corrected, simulation.network.layers.values()))
+    count = 2 * sum(map(takes_shift, simulation.network.layers.values()))
     chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(simulation.network))]
     means: dict[str, NDArray[np.float32]] = {}
     shifts: Shifts = {}
@@ -79,7 +75,7 @@ def _means(outputs: Any) -> NDArray[np.float32]:
 
 def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: Observer) -> None:
     """Compute the model eagerly; `observe` is called with the outputs of each layer that can be corrected."""
-    corrected = {layer.name for layer in simulation.network.layers.values() if _is_corrected(layer)}
+    corrected = {layer.name for layer in simulation.network.layers.values() if takes_shift(layer)}
 
     def observing(operation: Any) -> Any:
         if operation.name not in corrected:
@@ -87,26 +83,3 @@ def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: O
         return lambda *inputs, **options: observe(operation.name, operation(*inputs, **options))
 
     simulation.model._run_through_graph(split_inputs(simulation.model.inputs, samples), operation_fn=observing)
-
-
-def with_biases(network: Network) -> Network:
-    """Return the network with a bias, 0 at first, in every layer that can be corrected."""
-    added = [layer.name for layer in network.layers.values() if _is_corrected(layer) and len(layer.weights) == 1]
-    return shifted(network, {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in added})
-
-
-def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Network:
-    """Return the network with values added to its biases."""
-    changed = {}
-    for name, values in shifts.items():
-        layer = network.layers[name]
-        bias = layer.weights[1] if len(layer.weights) > 1 else np.float32(0)
-        moved = (bias + np.asarray(values)).astype(np.float32)
-        changed[name] = replace(layer.configured(use_bias=True), weights=(layer.weights[0], moved))
-    return network.edited(changed, {})
-
-
-def _is_corrected(layer: Layer) -> bool:
-    """Return whether a layer has one output whose mean its own bias can shift."""
-    channels_last = layer.config.get("data_format") != "channels_first"
-    return spec_of(layer).kernel is not None and len(layer.calls) == 1 and channels_last

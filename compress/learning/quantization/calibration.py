@@ -63,17 +63,7 @@ def split(
     seed: int = 0,
     specification: Specification = None,
 ) -> CalibrationSplit:
-    """Choose calibration samples and held-out samples from the training split.
-
-    Args:
-        data: the data set.
-        select: one of the ways of `settings.Calibration`.
-        count: number of calibration samples; never more than two thirds of the split.
-        held_out: number of held-out samples, at most.
-        model: the float Keras model, for `hardness` and `coverage`; None for the others.
-        seed: of random choices.
-        specification: how the model's outputs are read.
-    """
+    """Choose calibration samples and at most `held_out` held-out samples from the training split, as `divided` does."""
     began = time.monotonic()
     chosen, others = divided(select, count, model, data, seed, specification)
     seconds = time.monotonic() - began

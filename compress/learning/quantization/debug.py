@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.progress import SILENT, Progress
-from compress.learning.quantization import bias_correction, equalization, export, quantizer_placement
-from compress.learning.quantization.plan import QuantizationPlan
+from compress.learning.quantization import equalization, quantizer_placement
+from compress.learning.quantization.plan import LEVELS, QuantizationPlan, gridded, restructured, shifted
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir.keras_graph import Layer, Network, tensors_in
 from compress.model.ir.layer_specs import spec_of
@@ -56,11 +56,11 @@ def errors(
         network: in canonical form.
         plan: what it is quantized by.
         samples: preprocessed samples [n, ...]; a few dozen are enough.
-        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
+        simulation: of the plan's network (`plan.restructured`) without a softmax at its end; None builds one.
         progress: receives the number of tensors that are done.
     """
     if simulation is None:
-        simulation = Simulation(quantizer_placement.without_softmax(export.restructured(network, plan)))
+        simulation = Simulation(quantizer_placement.without_softmax(restructured(network, plan)))
     scaled = equalization.applied(simulation.network, plan.factors)
     noise = _noise(simulation, scaled, plan, samples, progress)
     total = sum(noise.values()) or 1.0
@@ -73,7 +73,11 @@ def errors(
         rows.append(LayerError(name + WEIGHTS, layer.kind, None, noise[name + WEIGHTS] / total, *_uneven(layer)))
         if name in plan.bias_shifts:
             share = noise[name + SHIFTS] / total
-            rows.append(LayerError(name + SHIFTS, layer.kind, None, share, *_moved(share)))
+            cause, setting = "", ""
+            if share >= HARMFUL:
+                cause = "its bias shifts make the error larger"
+                setting = "quantize: {correct_bias: off}, without a plan"
+            rows.append(LayerError(name + SHIFTS, layer.kind, None, share, cause, setting))
     outputs = set(tensors_in(scaled.outputs))
     limits = quantizer_placement.saturating(simulation.network, simulation.points)
     for name, tensor in simulation.tensors.items():
@@ -81,7 +85,8 @@ def errors(
         if tensor in limits:  # what saturates makes no difference
             expected[name] = np.clip(expected[name], *limits[tensor])
         cause, setting = _cause(expected[name], name, plan, layer, tensor in outputs)
-        ratio = round(_ratio(expected[name], actual[name]), 1)
+        ratios = snr_db(*(values[name].reshape(len(samples), -1) for values in (expected, actual)))
+        ratio = round(float(ratios.mean()), 1)
         rows.append(LayerError(name, layer.kind, ratio, noise[name] / total, cause, setting))
     return [replace(row, share=round(row.share, 4)) for row in sorted(rows, key=lambda row: -row.share)]
 
@@ -94,19 +99,12 @@ def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
 def _noise(
     simulation: Simulation, scaled: Network, plan: QuantizationPlan, samples: NDArray[np.float32], progress: Progress
 ) -> dict[str, float]:
-    """Return energies of the error of the logits.
+    """Return energies of the error of the logits; `scaled` is the network with its channels scaled as the plan says.
 
-    By point when it alone is rounded, by layer and WEIGHTS when its weights alone are; by layer and SHIFTS what is
-    added to the energy when everything is rounded.
-
-    Args:
-        simulation: of the network.
-        scaled: the network with its channels scaled as the plan says.
-        plan: the plan.
-        samples: preprocessed samples [n, ...].
-        progress: receives the number of tensors that are done.
+    By point when it alone is rounded, by layer and WEIGHTS when its weights alone are; by layer and SHIFTS the energy
+    that is added when everything is rounded.
     """
-    gridded = export.gridded(scaled, plan)
+    on_grid = gridded(scaled, plan)
     simulation.use_float(plan)
     simulation.assign_ranges(plan)
     expected = simulation.outputs(samples).astype(np.float64)
@@ -125,28 +123,28 @@ def _noise(
         simulation.switch(point, on=False)
         progress.update(len(noise), count)
     for name in weighted:
-        simulation.assign_layer(name, gridded)
+        simulation.assign_layer(name, on_grid)
         noise[name + WEIGHTS] = energy()
         simulation.assign_layer(name, scaled)
         progress.update(len(noise), count)
-    return noise | _added(simulation, gridded, plan, energy)
+    return noise | _added(simulation, on_grid, plan, energy)
 
 
 def _added(
-    simulation: Simulation, gridded: Network, plan: QuantizationPlan, energy: Callable[[], float]
+    simulation: Simulation, on_grid: Network, plan: QuantizationPlan, energy: Callable[[], float]
 ) -> dict[str, float]:
     """Return by layer and SHIFTS how much more energy the error has with its bias shifts than without."""
     if not plan.bias_shifts:
         return {}
-    shifted = bias_correction.shifted(gridded, plan.bias_shifts)
-    simulation.assign_weights(shifted)
+    with_shifts = shifted(on_grid, plan.bias_shifts)
+    simulation.assign_weights(with_shifts)
     simulation.switch(on=True)
     everything = energy()
     added = {}
     for name in plan.bias_shifts:
-        simulation.assign_layer(name, gridded)
+        simulation.assign_layer(name, on_grid)
         added[name + SHIFTS] = max(everything - energy(), 0.0)
-        simulation.assign_layer(name, shifted)
+        simulation.assign_layer(name, with_shifts)
     return added
 
 
@@ -166,89 +164,33 @@ def _uneven(layer: Layer) -> tuple[str, str]:
     return f"one scale for outputs whose weights differ {times:.0f} times", "weight decay in training"
 
 
-def _moved(share: float) -> tuple[str, str]:
-    """Return cause and setting for bias shifts that make the error larger."""
-    if share < HARMFUL:
-        return "", ""
-    return "its bias shifts make the error larger", "quantize: {correct_bias: off}, without a plan"
-
-
-def _ratio(expected: NDArray[Any], actual: NDArray[Any]) -> float:
-    """Return the mean signal-to-noise ratio of a sample."""
-    count = len(expected)
-    return float(snr_db(expected.reshape(count, -1), actual.reshape(count, -1)).mean())
-
-
 def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, layer: Layer, is_output: bool) -> tuple[str, str]:
-    """Return the first of the known causes that fits."""
-    limits = plan.ranges[point]
-    tests: tuple[Callable[[], tuple[str, str] | None], ...] = (
-        lambda: _saturated(value, limits, plan.trained_with_rounding),
-        lambda: _too_wide(value, limits),
-        lambda: _one_for_all(value, layer, is_output),
-        lambda: _imbalanced(value),
-        lambda: _dead(value),
-    )
-    return next((cause for test in tests if (cause := test())), ("", ""))
-
-
-def _saturated(value: NDArray[Any], limits: tuple[float, float], trained: bool) -> tuple[str, str] | None:
-    step = (limits[1] - limits[0]) / 255
-    beyond = float(((value < limits[0] - step) | (value > limits[1] + step)).mean())
-    if beyond < SATURATED:
-        return None
-    if trained:
-        setting = "quantize: {qat: {ranges: fixed}}, or a lower learning_rate"
-    else:
-        setting = "quantize: {ranges: minmax}, or more calibration_samples"
-    return f"{beyond:.1%} of its values are clipped", setting
-
-
-def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, str] | None:
+    """Return the first of the known causes that fits the values of a tensor, and the setting that would change it."""
+    low, high = plan.ranges[point]
+    step = (high - low) / LEVELS
+    clipped = float(((value < low - step) | (value > high + step)).mean())
+    if clipped >= SATURATED:
+        if plan.trained_with_rounding:
+            setting = "quantize: {qat: {ranges: fixed}}, or a lower learning_rate"
+        else:
+            setting = "quantize: {ranges: minmax}, or more calibration_samples"
+        return f"{clipped:.1%} of its values are clipped", setting
     needed = float(np.percentile(np.abs(value), 99.9))
-    times = max(-limits[0], limits[1]) / max(needed, 1e-9)
-    if times < WIDE or needed == 0:
-        return None
-    return (
-        f"its range is {times:.0f} times the range of 99.9% of its values",
-        "quantize: {ranges: sample_percentile} or mse",
-    )
-
-
-def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
-    """Return cause and setting for boxes and scores in one tensor: large values set the scale of small ones."""
-    if spec_of(layer).channels != "concatenates" or not is_output:
-        return None
-    spread = _spread(value)
-    if spread is None or spread < IMBALANCED:
-        return None
-    return (
-        f"channels of very different magnitude share one scale (x{spread:.0f})",
-        "end the model before they are joined",
-    )
-
-
-def _imbalanced(value: NDArray[Any]) -> tuple[str, str] | None:
-    spread = _spread(value)
-    if spread is None or spread < IMBALANCED:
-        return None
-    return (
-        f"its largest channel is {spread:.0f} times the median one",
-        "quantize: {equalize: auto}; ReLU instead of ReLU6",
-    )
-
-
-def _dead(value: NDArray[Any]) -> tuple[str, str] | None:
-    reach = np.abs(value).max(axis=tuple(range(value.ndim - 1)))
-    share = float((reach == 0).mean())
-    return (f"{share:.0%} of its channels are always 0", "prune them") if share > DEAD else None
-
-
-def _spread(value: NDArray[Any]) -> float | None:
-    """Return the ratio of the largest channel to the median one, without channels that are always 0."""
+    times = max(-low, high) / max(needed, 1e-9)
+    if times >= WIDE and needed > 0:
+        cause = f"its range is {times:.0f} times the range of 99.9% of its values"
+        return cause, "quantize: {ranges: sample_percentile} or mse"
     reach = np.abs(value).max(axis=tuple(range(value.ndim - 1)))
     alive = reach[reach > 0]
-    return float(alive.max() / np.median(alive)) if len(alive) > 1 else None
+    spread = float(alive.max() / np.median(alive)) if len(alive) > 1 else 1.0
+    if spread >= IMBALANCED:
+        if spec_of(layer).channels == "concatenates" and is_output:  # boxes and scores in one tensor
+            cause = f"channels of very different magnitude share one scale (x{spread:.0f})"
+            return cause, "end the model before they are joined"
+        cause = f"its largest channel is {spread:.0f} times the median one"
+        return cause, "quantize: {equalize: auto}; ReLU instead of ReLU6"
+    dead = float((reach == 0).mean())
+    return (f"{dead:.0%} of its channels are always 0", "prune them") if dead > DEAD else ("", "")
 
 
 def describe(rows: list[dict[str, Any]], most: int = 20) -> str:

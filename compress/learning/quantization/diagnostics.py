@@ -38,10 +38,8 @@ def about_samples(samples: NDArray[np.float32]) -> list[str]:
 def about_model(trained: Network, samples: NDArray[np.float32], *, are_rows: bool = False) -> list[str]:
     """Describe samples that differ from the training data of a model, and layers whose weights are all zero.
 
-    Args:
-        trained: the network as it was trained, batch norm not folded.
-        samples: preprocessed samples [n, ...].
-        are_rows: whether they are rows of the model's own table, whose scale cannot be wrong.
+    The network is the one that was trained: its batch norms are not folded. Samples that `are_rows` of the model's own
+    table cannot have a wrong scale.
     """
     warnings = []
     far = None if are_rows else activation_statistics.misfit(trained, samples)

@@ -42,9 +42,7 @@ CEILING, HEADROOM = 6.0, 0.9
 def follow(network: Network, *, relu6: bool = False) -> ChannelGroups:
     """Return groups of channels of a canonical network that need one scale; those that cannot be scaled are pinned.
 
-    Args:
-        network: in canonical form.
-        relu6: whether channels may pass a ReLU6; `careful` then pins those that it clips.
+    With `relu6` channels may pass a ReLU6; `careful` then pins those that it clips.
     """
     return structure.find_groups_by(_through_relu6 if relu6 else _layout, network)
 

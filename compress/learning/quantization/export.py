@@ -11,22 +11,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError, StageError
-from compress.learning.quantization import (
-    adaround,
-    bias_correction,
-    constant_biases,
-    equalization,
-    fake_quantization,
-    quantizer_placement,
-)
-from compress.learning.quantization.plan import QuantizationPlan, on_grid, unpacked
+from compress.learning.quantization import constant_biases, equalization, fake_quantization, quantizer_placement
+from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, restructured, unpacked
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.model.ir.layer_specs import EMBEDDING, spec_of
 from compress.model.ir.passes import separate_gates
@@ -61,10 +53,7 @@ def convert_float(model: Any) -> bytes:
 def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") -> bytes:
     """Convert a network to a full-integer .tflite file.
 
-    Args:
-        network: in canonical form (`ir.passes.fold.canonical`).
-        plan: a range for every point.
-        io: type of the file's input and output.
+    The network is in canonical form (`ir.passes.fold.canonical`), and the plan has a range for every point.
 
     Raises:
         FloatOperatorsError: an operator would stay float; the message names its layers.
@@ -73,26 +62,6 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     changed = gridded(edited(network, plan), plan)
     quantized = fake_quantization.fixed(fake_quantization.insert(changed, quantizer_placement.find(changed), plan))
     return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), changed))
-
-
-def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
-    """Return the network with all weights rounded onto their 8-bit grids: to the nearest step, or as a plan says."""
-    rounding = plan.rounding if plan else {}
-    return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
-
-
-def restructured(network: Network, plan: QuantizationPlan) -> Network:
-    """Return the network with the layers that a plan names: the same function, with some gates separated.
-
-    Raises:
-        StageError: the plan is for another network.
-    """
-    return separate_gates.separated(network, plan.separated_gates)
-
-
-def edited(network: Network, plan: QuantizationPlan) -> Network:
-    """Return the network with the layers, weights and biases of a plan, not yet rounded."""
-    return bias_correction.shifted(equalization.applied(restructured(network, plan), plan.factors), plan.bias_shifts)
 
 
 def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
@@ -151,14 +120,12 @@ def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:
 def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     """Return the same .tflite file if all its operators are quantized.
 
-    Args:
-        content: the file.
-        network: the network that it was converted from, for the names of its layers.
+    With the network that it was converted from, messages name its layers.
 
     Raises:
-        FloatOperatorsError: some of its operators work on floats; the message names their layers.
-        StageError: some are in a loop, or look up rows: the converter's own calibration does not support either.
-            (`ir.passes.cut_lookup` removes a lookup at the beginning of a model.)
+        FloatOperatorsError: some of its operators work on floats.
+        StageError: some of its operators are in a loop, or look up rows: the converter's own calibration does not
+            support either. (`ir.passes.cut_lookup` removes a lookup at the beginning of a model.)
     """
     left = float_operators(content)
     loops = [name for name, kind in left.items() if kind == LOOP]
@@ -200,13 +167,8 @@ def _described(layer: Layer, network: Network) -> str:
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
     """Convert a model to a full-integer .tflite file as the converter alone does it, with ranges that it chooses.
 
-    For models with a layer that consists of several operators (a scaling, some activations), whose
-    inner tensors are not in a plan. Operators without an 8-bit form stay float.
-
-    Args:
-        model: the Keras model.
-        samples: preprocessed calibration samples [n, ...].
-        io: type of the file's input and output.
+    For models with a layer that consists of several operators (a scaling, some activations), whose inner tensors are
+    not in a plan. Operators without an 8-bit form stay float. The samples [n, ...] are preprocessed.
     """
     return _quantized(model, io, samples)
 
@@ -220,18 +182,6 @@ def _quantized(model: Any, io: InputType, samples: NDArray[np.float32] | None = 
             break
         content = _convert(model, io, samples)
     return content
-
-
-def _on_grid(layer: Layer, directions: str | None) -> Layer:
-    axes = spec_of(layer).kernel
-    if axes is None:
-        return layer
-    kernel = layer.weights[0]
-    if directions is None:
-        kernel = on_grid(kernel, axes.scale_axes(kernel.ndim))
-    else:
-        kernel = adaround.applied(layer, unpacked(directions, kernel.shape))
-    return replace(layer, weights=(kernel, *layer.weights[1:]))
 
 
 def float_operators(content: bytes) -> Mapping[str, str]:

@@ -173,12 +173,7 @@ def insert(
 ) -> Network:
     """Return the network with a FakeQuantize after every point; tensors of one name share one layer.
 
-    Args:
-        network: in canonical form.
-        points: from `quantizer_placement.find`.
-        plan: a range for every point.
-        following: the points whose range follows the data in training.
-        learned: whether those ranges are trained by gradient instead.
+    The range of the points that are `following` follows the data in training, or is `learned` by gradient instead.
     """
     layers()
     names = layer_names(network, points)
@@ -216,18 +211,19 @@ def layer_names(network: Network, points: Mapping[LayerOutput, str]) -> dict[str
 def _layer(name: str, tensors: list[LayerOutput], limits: tuple[float, float], average: float) -> Layer:
     config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
     kind = FAKE if average else LEARNED
-    entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
-    return Layer(name, kind, entry, calls, ())
+    return Layer(name, kind, _entry(kind, config), calls, ())
+
+
+def _entry(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the serialized form of a layer or operation of `layers`."""
+    return {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
 
 
 def switched(network: Network) -> Network:
     """Return the network with every FakeQuantize off until its weight `on` is set to 1."""
-    changed = {}
-    for layer in network.layers.values():
-        if layer.kind == FAKE:
-            entry = {**layer.entry, "class_name": SWITCHED, "registered_name": f"{PACKAGE}>{SWITCHED}"}
-            changed[layer.name] = replace(layer, kind=SWITCHED, entry=entry)
+    rounding = [layer for layer in network.layers.values() if layer.kind == FAKE]
+    changed = {layer.name: replace(layer, kind=SWITCHED, entry=_entry(SWITCHED, layer.config)) for layer in rounding}
     return network.edited(changed, {})
 
 
@@ -237,8 +233,7 @@ def fixed(network: Network) -> Network:
     for layer in network.layers.values():
         if layer.kind == FAKE:
             config = {name: layer.config[name] for name in ("name", "low", "high")}
-            entry = {**layer.entry, "class_name": FIXED, "config": config, "registered_name": f"{PACKAGE}>{FIXED}"}
-            changed[layer.name] = replace(layer, kind=FIXED, entry=entry)
+            changed[layer.name] = replace(layer, kind=FIXED, entry=_entry(FIXED, config))
     return network.edited(changed, {})
 
 
@@ -249,6 +244,5 @@ def with_rounded_weights(network: Network) -> Network:
     for layer in network.layers.values():
         if spec_of(layer).kernel is not None:
             kind = f"Quantized{layer.kind}"
-            entry = {**layer.entry, "module": None, "class_name": kind, "registered_name": f"{PACKAGE}>{kind}"}
-            changed[layer.name] = replace(layer, kind=kind, entry=entry)
+            changed[layer.name] = replace(layer, kind=kind, entry={**layer.entry, **_entry(kind, layer.config)})
     return network.edited(changed, {})

@@ -18,34 +18,19 @@ from numpy.typing import NDArray
 
 from compress.core import memory
 from compress.core.errors import StageError
-from compress.learning.quantization import attention_masks, constant_biases, diagnostics
+from compress.learning.quantization import attention_masks, constant_biases
 from compress.learning.quantization.export import InputType
-from compress.learning.quantization.post_training import QuantizationResult
 from compress.model.tflite import float_graph, graph
 from compress.model.tflite.edit import compact
 
 INPUT, SAMPLES, OUTPUT, ERROR = "input.tflite", "samples.npy", "output.tflite", "error.txt"
 
 
-def quantize(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> QuantizationResult:
-    """Quantize a float .tflite file; the arguments and errors are those of `convert`."""
-    content_int8 = convert(content, samples, io)
-    warnings = tuple(diagnostics.about_samples(samples))
-    return QuantizationResult(
-        content_int8, "ptq", "chosen by the converter, for a file without layers", warnings=warnings
-    )
-
-
 def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
-    """Return the file with all operators quantized that have an 8-bit form.
-
-    Args:
-        content: a float .tflite file.
-        samples: preprocessed calibration samples [n, ...].
-        io: type of the result's input and output.
+    """Return a float .tflite file with all operators quantized that have an 8-bit form.
 
     Raises:
-        StageError: the calibrator or the quantizer refuses it, or crashes, or memory is short.
+        StageError: the calibrator or the quantizer refuses the file, or crashes, or memory is short.
     """
     with tempfile.TemporaryDirectory(prefix="coralline-") as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
 """The quantization plan: the range of every activation, and the changes of the weights.
 
 Calibration and training produce a plan. It is written next to the model as JSON, and people can
-read and edit it. `export.convert` turns a model and a plan into a .tflite file.
+read and edit it. `edited` and `gridded` apply a plan to a network, and `export.convert` turns both into a .tflite file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,10 @@ from pydantic import ValidationError
 
 from compress.core.errors import StageError
 from compress.core.settings import Settings
-from compress.model.ir.keras_graph import Network
+from compress.learning.quantization import equalization
+from compress.model.ir.keras_graph import Layer, Network
+from compress.model.ir.layer_specs import spec_of
+from compress.model.ir.passes import separate_gates
 
 SCHEMA_VERSION = 2
 LEVELS = 255
@@ -173,12 +176,73 @@ def nudged(low: float, high: float) -> tuple[float, float]:
     return -zero_point * scale, (LEVELS - zero_point) * scale
 
 
+def restructured(network: Network, plan: QuantizationPlan) -> Network:
+    """Return the network with the layers that a plan names: the same function, with some gates separated.
+
+    Raises:
+        StageError: the plan is for another network.
+    """
+    return separate_gates.separated(network, plan.separated_gates)
+
+
+def edited(network: Network, plan: QuantizationPlan) -> Network:
+    """Return the network with the layers, weights and biases of a plan, not yet rounded."""
+    return shifted(equalization.applied(restructured(network, plan), plan.factors), plan.bias_shifts)
+
+
+def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Network:
+    """Return the network with values added to its biases."""
+    changed = {}
+    for name, values in shifts.items():
+        layer = network.layers[name]
+        bias = layer.weights[1] if len(layer.weights) > 1 else np.float32(0)
+        moved = (bias + np.asarray(values)).astype(np.float32)
+        changed[name] = replace(layer.configured(use_bias=True), weights=(layer.weights[0], moved))
+    return network.edited(changed, {})
+
+
+def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
+    """Return the network with all kernels rounded onto their 8-bit grids: to the nearest step, or as a plan says."""
+    rounding = plan.rounding if plan else {}
+    changed = {}
+    for name, layer in network.layers.items():
+        axes = spec_of(layer).kernel
+        if axes is None:
+            continue
+        kernel, *others = layer.weights
+        if name in rounding:
+            kernel = rounded(layer, unpacked(rounding[name], kernel.shape))
+        else:
+            kernel = on_grid(kernel, axes.scale_axes(kernel.ndim))
+        changed[name] = replace(layer, weights=(kernel, *others))
+    return network.edited(changed, {})
+
+
+def rounded(layer: Layer, up: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the layer's kernel with each weight rounded up or down; those on a step stay on it."""
+    scale = grid(layer).astype(np.float64)
+    position = layer.weights[0] / scale
+    near = np.abs(position - np.rint(position)) < 1e-4
+    chosen = np.where(near, np.rint(position), np.floor(position) + up)
+    return np.asarray(np.clip(chosen, -127, 127) * scale, np.float32)
+
+
+def grid(layer: Layer) -> NDArray[np.float32]:
+    """Return the step of each output's weights, in a shape that broadcasts over the kernel."""
+    kernel = layer.weights[0]
+    return _step(kernel, spec_of(layer).kernels[0].scale_axes(kernel.ndim)).astype(np.float32)
+
+
 def on_grid(weights: NDArray[np.float32], axes: tuple[int, ...]) -> NDArray[np.float32]:
     """Return weights rounded onto their symmetric int8 grid; weights along `axes` share one scale.
 
     The largest weight of each channel becomes +-127 steps, so a converter that derives the
     scale from the rounded weights finds the same grid.
     """
-    scale = np.abs(weights).max(axis=axes, keepdims=True).astype(np.float64) / 127
-    scale = np.where(scale > 0, scale, 1.0)
+    scale = _step(weights, axes)
     return (np.clip(np.rint(weights / scale), -127, 127) * scale).astype(np.float32)
+
+
+def _step(weights: NDArray[np.float32], axes: tuple[int, ...]) -> NDArray[np.float64]:
+    scale = np.abs(weights).max(axis=axes, keepdims=True).astype(np.float64) / 127
+    return np.where(scale > 0, scale, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.core.progress import SILENT, Phase, Progress
-from compress.learning.quantization import adaround, attention_masks, debug, diagnostics, export
+from compress.learning.quantization import adaround, attention_masks, debug, diagnostics, export, float_tflite
 from compress.learning.quantization.export import FloatOperatorsError
-from compress.learning.quantization.plan import QuantizationPlan, weights_digest
-from compress.learning.quantization.ranges import METHODS, MINMAX
-from compress.learning.quantization.search import FIRST_SAMPLES, Search, file_outputs
+from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, restructured, weights_digest
+from compress.learning.quantization.ranges import METHODS, MINMAX, WITHOUT_HISTOGRAMS
+from compress.learning.quantization.search import FIRST_SAMPLES, Found, Search, SearchState, file_outputs
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.learning.quantization.simulation import Simulation
 from compress.learning.training.phases import BACKWARD, BUILD
@@ -74,7 +74,7 @@ class QuantizationResult:
         facts: Facts = {"kept": self.method, "ranges": self.ranges, "warnings": list(self.warnings)}
         if self.network is None or self.plan is None:
             return facts
-        rounded = export.gridded(export.edited(self.network, self.plan), self.plan)
+        rounded = gridded(edited(self.network, self.plan), self.plan)
         return {
             **facts,
             "separated_gates": [asdict(gate) for gate in separated_gates(self.network, self.plan)],
@@ -88,9 +88,9 @@ class QuantizationResult:
 
 def separated_gates(network: Network, plan: QuantizationPlan) -> list[SeparatedGate]:
     """Return the activations whose gates a plan separates, the layer that it copies for each, and its MACs."""
-    restructured = export.restructured(network, plan)
+    separated = restructured(network, plan)
     return [
-        SeparatedGate(name, separate_gates.source_of(restructured, name), separate_gates.added_macs(restructured, name))
+        SeparatedGate(name, separate_gates.source_of(separated, name), separate_gates.added_macs(separated, name))
         for name in plan.separated_gates
     ]
 
@@ -121,7 +121,8 @@ def quantize(
         are_rows: whether the samples are rows of a lookup that was cut off the model (`ir.passes.cut_lookup`).
 
     Raises:
-        StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form.
+        StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form, or the
+            converter's own calibration crashes.
         ModelError: TensorFlow Lite has no operator for a layer.
     """
     settings = settings or PostTrainingSettings()
@@ -137,21 +138,20 @@ def quantize(
         if plan is not None:
             raise
         note(f"{error.what}: using the converter's own calibration instead")
-        content = _by_converter(network, samples, settings)
+        # In another process: the converter's calibrator crashes with some loops, which the canonical form has not.
+        float_file = export.convert_float(keras_graph.build(fold.canonical(network)))
+        content = float_tflite.convert(float_file, samples, settings.io)
         result = QuantizationResult(content, "ptq", f"chosen by the converter, because {error.what}")
     return replace(result, warnings=(*warnings, *result.warnings))
 
 
-def _by_converter(network: Network, samples: Samples, settings: PostTrainingSettings) -> bytes:
-    """Quantize a network with ranges that the converter chooses, in another process: its calibrator crashes with some
-    loops, which the canonical form has not.
-
-    Raises:
-        StageError: the converter refuses the network, or crashes.
-    """
-    from compress.learning.quantization import float_tflite
-
-    return float_tflite.convert(export.convert_float(keras_graph.build(fold.canonical(network))), samples, settings.io)
+def quantize_file(content: bytes, samples: Samples, io: export.InputType = "int8") -> QuantizationResult:
+    """Quantize a float .tflite file without layers; the arguments and errors are those of `float_tflite.convert`."""
+    content_int8 = float_tflite.convert(content, samples, io)
+    warnings = tuple(diagnostics.about_samples(samples))
+    return QuantizationResult(
+        content_int8, "ptq", "chosen by the converter, for a file without layers", warnings=warnings
+    )
 
 
 def _by_plan(
@@ -170,38 +170,40 @@ def _by_plan(
         FloatOperatorsError: an operator would stay float.
     """
     canonical = fold.canonical(network)
-    as_file = file_outputs if settings.search == "full" else None
     phases = _SearchPhases.of(settings, len(samples))
     progress.plan(*(phases.searched(settings) if plan is None else ()), phases.verification, phases.layers)
+    as_file = file_outputs if settings.search == "full" else None
     search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
     if plan is not None:
-        search.apply(plan)
+        found = search.finished(plan)
     else:
-        _search(search, network, settings, phases)
+        found = _found(search, network, settings, phases)
         with progress.phase(phases.verification):
-            agrees = search.simulation_agrees()
-        if not agrees:
+            verified = search.verified(found)
+        if verified is not None:
+            found = verified
+        else:
             warning = "the simulation differs from the .tflite file: the search was repeated with files"
             note(warning)
-            search = search.restarted(file_outputs)
+            search = replace(search, as_file=file_outputs)
             progress.plan(*phases.searched(settings), phases.layers)
-            _search(search, network, settings, phases)
-            search.warnings.append(warning)
-    for gate in separated_gates(canonical, search.plan):
+            found = _found(search, network, settings, phases)
+            found = replace(found, warnings=(*found.warnings, warning))
+    for gate in separated_gates(canonical, found.plan):
         note(f"the gate of {gate.activation} has its own copy of {gate.copied}: {gate.macs:,} more MACs")
-    for warning in search.warnings:
+    for warning in found.warnings:
         note(warning)
     result = QuantizationResult(
-        search.content,
+        search.content(found),
         "ptq",
-        search.plan.method,
-        range_method=search.range_method,
-        trials=tuple(search.trials),
-        skipped=tuple(search.skipped),
-        warnings=tuple(search.warnings),
+        found.plan.method,
+        range_method=found.best.range_method,
+        trials=found.trials,
+        skipped=found.skipped,
+        warnings=found.warnings,
     )
     with progress.phase(phases.layers):
-        return described(result, canonical, search.plan, held_out, search.simulation, progress)
+        return described(result, canonical, found.plan, held_out, search.simulation(found.plan), progress)
 
 
 def described(
@@ -214,13 +216,8 @@ def described(
 ) -> QuantizationResult:
     """Return the result with its network, its plan and the errors of its layers.
 
-    Args:
-        result: with the file, the method and how the ranges were chosen.
-        network: in canonical form.
-        plan: what the file was made by.
-        held_out: preprocessed samples [m, ...].
-        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
-        progress: receives the number of tensors that are done.
+    The simulation is that of the plan's network (`plan.restructured`) without a softmax at its end; without one it is
+    built.
     """
     trained = result.method == "qat"
     plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
@@ -275,28 +272,37 @@ def search_cost(settings: PostTrainingSettings, samples: int) -> float:
     return sum(phase.weight for phase in parts)
 
 
-def _search(search: Search, network: Network, settings: PostTrainingSettings, phases: _SearchPhases) -> None:
+def _found(search: Search, network: Network, settings: PostTrainingSettings, phases: _SearchPhases) -> Found:
     """Try what the settings allow, and keep what helps."""
     phase = search.progress.phase
     # Factors would give each channel of a clustered kernel other values than its neighbours'.
     clustered = any(kernel.clustered for kernel in weight_sparsity.by_layer(network).values())
+    equalizes = settings.equalize == "auto" and not clustered
     methods = [*METHODS] if settings.ranges == "auto" else [settings.ranges]
     with phase(phases.ranges):
-        search.ranges(methods)
+        state = search.ranges(methods)
     equalized_with: set[str] = set()
-    while settings.equalize == "auto" and not clustered and search.range_method not in equalized_with:
-        equalized_with.add(search.range_method)
-        # The best method for channels of very different sizes may not be the best one for equalized channels.
+    # The best method for channels of very different sizes may not be the best one for equalized channels.
+    while equalizes and state.range_method not in equalized_with:
+        equalized_with.add(state.range_method)
         with phase(phases.equalization):
-            if search.equalization():
-                search.ranges(search.methods_left(methods))
-    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered:
+            state = _with_best_ranges(search, state, search.equalized(state), methods)
+    if equalizes and settings.separate_gates == "auto":
         with phase(phases.gates):
-            if search.gates():
-                search.ranges(search.methods_left(methods))
+            state = _with_best_ranges(search, state, search.with_separated_gates(state), methods)
     if settings.correct_bias == "auto":
         with phase(phases.bias):
-            search.bias()
+            state = search.with_corrected_biases(state)
     if settings.rounding == "adaround":
         with phase(phases.rounding):
-            search.rounding()
+            state = search.with_adaround(state)
+    return state.found
+
+
+def _with_best_ranges(search: Search, before: SearchState, state: SearchState, methods: Sequence[str]) -> SearchState:
+    """After a step that changed the plan, try the range methods that were not tried with its factors."""
+    if state.plan is before.plan:
+        return state
+    exact = search.as_file is not None or state.range_method in WITHOUT_HISTOGRAMS
+    left = [method for method in methods if method != state.range_method or not exact]
+    return search.ranges(left, state) if left else state

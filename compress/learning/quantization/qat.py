@@ -20,7 +20,7 @@ from compress.learning.context import Context
 from compress.learning.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
 from compress.learning.quantization.fake_quantized_layers import EPSILON
 from compress.learning.quantization.fidelity import flattened
-from compress.learning.quantization.plan import QuantizationPlan, nudged
+from compress.learning.quantization.plan import QuantizationPlan, edited, nudged
 from compress.learning.quantization.post_training import QuantizationResult
 from compress.learning.quantization.search import file_outputs
 from compress.learning.quantization.settings import RoundedTraining
@@ -34,7 +34,9 @@ from compress.tasks.base import Judge
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Gamma and beta of the batch norms that were folded, by layer (`fold.folded_norms`)."""
 LEAST_VARIANCE = 1e-8
+"""Least variance of a batch norm with a gamma near 0, whose outputs would otherwise be divided by 0; chosen."""
 BATCH = 32
+"""Samples that the trained model computes at once; chosen: the result does not depend on it."""
 
 
 def train(
@@ -65,7 +67,7 @@ def train(
         StageError: the loss is NaN or infinite.
     """
     how = how or RoundedTraining()
-    start = export.edited(network, plan)
+    start = edited(network, plan)
     ranges = replace(plan, factors={}, bias_shifts={}, rounding={})
     points, kept = quantizer_placement.find(start), sparsity_patterns.find(start)
     names = fake_quantization.layer_names(start, points)
@@ -109,36 +111,21 @@ def compared(
     judge: Judge,
     io: export.InputType,
 ) -> Comparison:
-    """Convert a trained network, and compare it with the result of post-training quantization.
+    """Convert a trained network in canonical form, and compare it with the result of post-training quantization.
 
-    Args:
-        ptq: the result without training.
-        network: trained, in canonical form.
-        plan: the plan of the training.
-        inputs: preprocessed validation samples [n, ...].
-        score: rates outputs for these samples [n, outputs]; a larger number is better.
-        judge: compares outputs.
-        io: type of the file's input and output.
+    `score` rates the outputs [n, outputs] for the validation samples [n, ...]; a larger number is better.
     """
     qat = replace(ptq, content=export.convert(network, plan, io), method="qat", ranges=plan.method)
     outputs: dict[str, NDArray[np.float32]] = {
-        result.method: _file_outputs(result.content, inputs) for result in (ptq, qat)
+        result.method: np.concatenate([file_outputs(result.content, part) for part in blocks(inputs)])
+        for result in (ptq, qat)
     }
     scores = {method: score(rows) for method, rows in outputs.items()}
     model = simulated(network, plan)
-    trained = [_outputs(model, part) for part in blocks(inputs)]
+    batches = (inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH))
+    trained = [flattened(keras().tree.flatten(run(model, batch))) for batch in batches]
     agreement = float(judge.same(outputs["qat"], np.concatenate(trained)).mean())
     return Comparison(qat if scores["qat"] > scores["ptq"] else ptq, scores, agreement)
-
-
-def _outputs(model: Any, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the outputs of a Keras model as rows."""
-    parts = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
-    return np.concatenate([flattened(keras().tree.flatten(run(model, part))) for part in parts])
-
-
-def _file_outputs(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.concatenate([file_outputs(content, part) for part in blocks(inputs)])
 
 
 def simulated(network: Network, plan: QuantizationPlan) -> Any:

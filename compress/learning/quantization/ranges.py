@@ -47,7 +47,10 @@ def mse(statistics: Statistics, point: str) -> Range:
     """Return the range with the smallest mean squared error of rounding and saturation."""
 
     def cost(values: NDArray[np.float64], counts: NDArray[np.float64], low: float, high: float) -> float:
-        return float((counts * (_rounded(values, low, high) - values) ** 2).sum())
+        low, high = nudged(low, high)
+        scale = (high - low) / LEVELS
+        rounded = np.clip(np.rint((values - low) / scale), 0, LEVELS) * scale + low
+        return float((counts * (rounded - values) ** 2).sum())
 
     return _searched(statistics, point, cost)
 
@@ -122,9 +125,3 @@ def _searched(
         high = min((highest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost(values, counts, low, end))
         low = min((lowest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost(values, counts, end, high))
     return float(low), float(high)
-
-
-def _rounded(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    low, high = nudged(low, high)
-    scale = (high - low) / LEVELS
-    return np.asarray(np.clip(np.rint((values - low) / scale), 0, LEVELS) * scale + low)

@@ -8,10 +8,9 @@ every channel of it is the original one divided by its factor.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,11 +29,10 @@ from compress.learning.quantization import (
 )
 from compress.learning.quantization.activation_statistics import Statistics
 from compress.learning.quantization.calibration import calibrate, planned
-from compress.learning.quantization.plan import LEVELS, QuantizationPlan, nudged
+from compress.learning.quantization.plan import LEVELS, QuantizationPlan, edited, nudged
 from compress.learning.quantization.quantizer_placement import without_softmax
 from compress.learning.quantization.ranges import MINMAX, WITHOUT_HISTOGRAMS, Range, select
 from compress.learning.quantization.simulation import Simulation
-from compress.model.ir.channel_groups import ChannelGroups
 from compress.model.ir.keras_graph import LayerOutput, Network
 from compress.model.ir.passes import separate_gates
 from compress.model.tflite.interpreter import LoadedModel
@@ -79,9 +77,123 @@ COARSE = 0.02
 the first SiLU has 0.16, the next one 0.011; tensors with channels of similar size have 0.0001."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, and by held-out sample how close it is to the float model.
+
+    Attributes:
+        plan: the plan.
+        range_method: the method that chose its ranges; minmax if the plan came from a file.
+        measured_on: what computed its outputs.
+        content: its file, if it was converted.
+        snr_db: signal-to-noise ratio of each sample.
+        agreement: agreement of each sample, from 0 to 1.
+        energies: the energy of the error of each sample and output [n, outputs]; None to compare by `snr_db`.
+    """
+
+    plan: QuantizationPlan
+    range_method: str
+    measured_on: Literal["simulation", "file"] = "simulation"
+    content: bytes | None = None
+    snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    energies: Energies | None = None
+
+    def gain(self, other: Candidate) -> _Gain:
+        """Return the gain over another candidate, on the samples that both were run on."""
+        count = min(len(self.agreement), len(other.agreement))
+        if count == 0:
+            return _Gain(0.0, np.inf)
+        if self.energies is not None and other.energies is not None:
+            return _gain_of_energies(self.energies[:count], other.energies[:count])
+        return _mean_gain(self.snr_db[:count] - other.snr_db[:count])
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A candidate as it was compared, the change that it makes, and whether the change is in the plan."""
+
+    step: Step
+    choice: str
+    candidate: Candidate
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan so far, and the candidates that were compared with it.
+
+    Attributes:
+        best: the best candidate.
+        tried: the candidates that were tried, in order.
+        skipped: the candidates that were not tried.
+        warnings: unusual activations, or a plan that may not fit.
+    """
+
+    best: Candidate
+    tried: tuple[_Tried, ...]
+    skipped: tuple[Skipped, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> QuantizationPlan:
+        """The best plan."""
+        return self.best.plan
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The candidates that were tried, with their measurements on the samples that all of them were run on."""
+        count = min(len(tried.candidate.agreement) for tried in self.tried)
+        return tuple(
+            Trial(
+                step=tried.step,
+                choice=tried.choice,
+                samples=len(tried.candidate.agreement),
+                snr_db=round(float(tried.candidate.snr_db[:count].mean()), 2),
+                agreement=round(float(tried.candidate.agreement[:count].mean()), 4),
+                kept=tried.kept,
+                measured_on=tried.candidate.measured_on,
+            )
+            for tried in self.tried
+        )
+
+    def with_skipped(self, step: Step, choice: str, reason: str) -> Found:
+        """Return the same with one more candidate that was not tried."""
+        return replace(self, skipped=(*self.skipped, Skipped(step, choice, reason)))
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """The input and the result of a step of the search.
+
+    Attributes:
+        found: the best plan so far, and the candidates.
+        samples: the calibration samples that its ranges come from.
+        ordinary: the calibration samples without outliers.
+        statistics: activations of the network with the gates of the best plan and with `factors`.
+        factors: the factors of the network that the statistics were collected from.
+    """
+
+    found: Found
+    samples: Samples
+    ordinary: Samples
+    statistics: Statistics
+    factors: Factors
+
+    @property
+    def plan(self) -> QuantizationPlan:
+        """The best plan so far."""
+        return self.found.plan
+
+    @property
+    def range_method(self) -> str:
+        """The method that chose the ranges of the best plan."""
+        return self.found.best.range_method
+
+
+@dataclass(frozen=True)
 class Search:
-    """A search for the plan of one network.
+    """A search for the plan of one network. `ranges` is its first step; each step takes a state and returns the next.
 
     Attributes:
         network: in canonical form.
@@ -91,10 +203,6 @@ class Search:
         as_file: computes the outputs of a candidate's file; None compares simulations.
         judge: compares outputs.
         progress: receives the number of candidates that are done.
-        trials: the candidates that were tried, in order.
-        skipped: the candidates that were not tried.
-        warnings: unusual activations, or a plan that may not fit.
-        ordinary: calibration samples without outliers.
     """
 
     network: Network
@@ -104,65 +212,57 @@ class Search:
     as_file: FileOutputs | None = None
     judge: Judge = field(default_factory=ByClass)
     progress: Progress = SILENT
-    trials: list[Trial] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    _structures: dict[Gates, _Structure] = field(default_factory=dict)
+    _statistics: dict[tuple[Any, ...], Statistics] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.ordinary = self.samples
-        self._structures: dict[tuple[str, ...], _Structure] = {}
-        self._float_outputs = self._with_gates(()).simulation.outputs(self.held_out)
-        self._seen: _Seen | None = None
-        self._best: _Candidate | None = None
-        self._tried: list[_Candidate] = []
-        self._statistics: dict[tuple[Any, ...], Statistics] = {}
-        self._all_samples = self.samples
-
-    def restarted(self, as_file: FileOutputs) -> Search:
-        """Return the search without its trials, which compares files; the simulation and the statistics stay."""
-        search = copy.copy(self)
-        search.as_file = as_file
-        search.samples = search.ordinary = self._all_samples
-        search.trials, search._tried, search.skipped, search.warnings = [], [], [], []
-        search._seen = search._best = None
-        return search
-
-    def apply(self, plan: QuantizationPlan) -> None:
-        """Take a finished plan.
+    def finished(self, plan: QuantizationPlan) -> Found:
+        """Return a finished plan as the result.
 
         Raises:
             StageError: it is for another network.
         """
         export.refuse_mismatch(self.network, plan)  # before its network is built
-        self.warnings = diagnostics.about_plan(plan, self.network)
-        self._try("plan", plan.method, plan, MINMAX)
+        found = self._first("plan", plan.method, plan, MINMAX)
+        return replace(found, warnings=tuple(diagnostics.about_plan(plan, self.network)))
 
-    def ranges(self, methods: Sequence[str]) -> None:
-        """Try methods to choose ranges, with the factors kept so far; leave out outlying samples if that is better."""
-        if not methods:
-            return
-        factors = self._best.plan.factors if self._best else {}
-        gates = self._best.plan.separated_gates if self._best else ()
+    def ranges(self, methods: Sequence[str], state: SearchState | None = None) -> SearchState:
+        """Try methods to choose ranges, with the gates and factors so far; leave out outliers if that is better.
+
+        Args:
+            methods: one or more of `ranges.METHODS`.
+            state: the state so far; None at the beginning of the search.
+        """
+        start = state.plan if state else QuantizationPlan({}, "")
+        samples = state.samples if state else self.samples
+        ordinary_samples = state.ordinary if state else self.samples
         candidates = Phase("candidates", len(methods) * FIRST_SAMPLES, unit="candidate")
-        self.progress.plan(replace(activation_statistics.CALIBRATION, weight=len(self.samples)), candidates)
-        everything = ordinary = self._collected(gates, factors, self.samples, methods)
+        self.progress.plan(replace(activation_statistics.CALIBRATION, weight=len(samples)), candidates)
+        everything = ordinary = self._collected(start, samples, methods)
         outliers = activation_statistics.outliers(everything)
+        attempts = []
         if outliers:
-            self.warnings = diagnostics.about_activations(everything, outliers)
-            self._try_ranges(methods[0], methods[0], everything, gates, factors)
-            self.ordinary = np.delete(self.samples, outliers, axis=0)
-            ordinary = self._collected(gates, factors, self.ordinary, methods)
-        elif not self.warnings:
-            self.warnings = diagnostics.about_activations(everything, [])
+            attempts.append((methods[0], methods[0], everything))
+            ordinary_samples = np.delete(samples, outliers, axis=0)
+            ordinary = self._collected(start, ordinary_samples, methods)
         suffix = " without outliers" if outliers else ""
-        kept = []
+        attempts += [(method, f"{method}{suffix}", ordinary) for method in methods]
+        is_ordinary = False
         with self.progress.phase(candidates):
-            for number, method in enumerate(methods):
-                kept.append(self._try_ranges(method, f"{method}{suffix}", ordinary, gates, factors))
-                self.progress.update(number + 1, len(methods))
-        if any(kept):
-            self.samples = self.ordinary
-        self._seen = _Seen(ordinary if any(kept) else everything, factors)
+            if state is None:
+                method, choice, statistics = attempts.pop(0)
+                found = self._first("ranges", choice, planned(statistics, method), method)
+            else:
+                found = state.found
+            for number, (method, choice, statistics) in enumerate(attempts, 1):
+                better = self._try_ranges(found, method, choice, statistics, start)
+                is_ordinary = is_ordinary or (better.plan is not found.plan and statistics is ordinary)
+                found = better
+                self.progress.update(number, len(attempts))
+        if outliers or not found.warnings:
+            found = replace(found, warnings=tuple(diagnostics.about_activations(everything, outliers)))
+        if is_ordinary:
+            return SearchState(found, ordinary_samples, ordinary_samples, ordinary, start.factors)
+        return SearchState(found, samples, ordinary_samples, everything, start.factors)
 
     def _with_gates(self, gates: Gates) -> _Structure:
         """Return the network with some gates separated, and what is computed once for it."""
@@ -170,134 +270,125 @@ class Search:
             self._structures[gates] = _Structure(separate_gates.separated(self.network, gates))
         return self._structures[gates]
 
-    def _collected(self, gates: Gates, factors: Factors, samples: Samples, methods: Sequence[str]) -> Statistics:
-        """Collect what range methods and equalization need of the network with some gates and factors, once."""
-        key = (gates, len(samples), tuple(sorted(factors.items())), tuple(methods))
+    def _collected(self, plan: QuantizationPlan, samples: Samples, methods: Sequence[str]) -> Statistics:
+        """Collect what range methods and equalization need of the network with the gates and factors of a plan, once.
+
+        Different samples have different numbers: outliers are left out, and no others are added.
+        """
+        key = (plan.separated_gates, len(samples), tuple(sorted(plan.factors.items())), tuple(methods))
         if key not in self._statistics:
-            self._statistics[key] = self._newly_collected(gates, factors, samples, methods)
+            structure = self._with_gates(plan.separated_gates)
+            network = equalization.applied(structure.network, plan.factors)
+            self._statistics[key] = activation_statistics.collect(
+                network,
+                samples,
+                histograms=not WITHOUT_HISTOGRAMS.issuperset(methods),
+                by_channel=equalization.observed_tensors(network, structure.channels),
+                progress=self.progress,
+            )
         return self._statistics[key]
 
-    def _newly_collected(self, gates: Gates, factors: Factors, samples: Samples, methods: Sequence[str]) -> Statistics:
-        structure = self._with_gates(gates)
-        network = equalization.applied(structure.network, factors)
-        histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
-        by_channel = equalization.observed_tensors(network, structure.channels)
-        return activation_statistics.collect(
-            network, samples, histograms=histograms, by_channel=by_channel, progress=self.progress
-        )
+    def _try_ranges(
+        self, found: Found, method: str, choice: str, statistics: Statistics, start: QuantizationPlan
+    ) -> Found:
+        """Try the ranges of one method with the gates and factors of a plan."""
+        plan = replace(planned(statistics, method), factors=start.factors, separated_gates=start.separated_gates)
+        if self.as_file is None and _are_equal(found.plan, plan):
+            return found.with_skipped("ranges", choice, f"its ranges equal those of {found.best.range_method}")
+        return self._try(found, "ranges", choice, plan, method)
 
-    def _try_ranges(self, method: str, choice: str, statistics: Statistics, gates: Gates, factors: Factors) -> bool:
-        """Try the ranges of one method; return whether they are kept."""
-        plan = replace(planned(statistics, method), factors=factors, separated_gates=gates)
-        if self.as_file is None and self._best is not None and _are_equal(self._best.plan, plan):
-            self.skipped.append(Skipped("ranges", choice, f"its ranges equal those of {self.range_method}"))
-            return False
-        return self._try("ranges", choice, plan, method)
-
-    def equalization(self) -> bool:
-        """Try factors from weights and from activations; return whether new ones are kept."""
-        assert self._seen is not None, "`ranges` comes first"
-        structure = self._with_gates(self.plan.separated_gates)
-        original = self._seen.without_factors(structure.channels)
-        channels, least = structure.careful_channels(original)
-        if channels.pinned.all():
-            self.skipped.append(Skipped("equalization", "factors", "no channel can be scaled"))
-            return False
-        start = replace(self.plan, factors={})
-        narrowing = _narrowing(self.plan, self._seen.statistics)
-        kept = []
-        for choice, values in structure.factors(original, channels, least).items():
-            factors = equalization.by_layer(structure.network, channels, values)
-            if _are_close(factors, self.plan.factors):
+    def equalized(self, state: SearchState) -> SearchState:
+        """Try factors from weights and from activations."""
+        structure = self._with_gates(state.plan.separated_gates)
+        by_number = equalization.by_number(structure.channels, state.factors)
+        original = state.statistics.divided(equalization.divisors(structure.channels, 1 / by_number))
+        candidates = structure.scaled(original)
+        found = state.found
+        if not any(factors for factors, _ in candidates.values()):
+            return replace(state, found=found.with_skipped("equalization", "factors", "no channel can be scaled"))
+        narrowing = _narrowing(state.plan, state.statistics)
+        for choice, (factors, scaled) in candidates.items():
+            if _are_close(factors, found.plan.factors):
                 continue
             if self.as_file is None and _are_small(factors):
                 reason = f"all factors are between {1 / EQUAL_CHANNELS:g} and {EQUAL_CHANNELS:g}"
-                self.skipped.append(Skipped("equalization", choice, reason))
+                found = found.with_skipped("equalization", choice, reason)
                 continue
-            scaled = original.divided(equalization.divisors(channels, values))
-            plan = self._plan_for(scaled, replace(start, factors=factors), narrowing)
-            kept.append(self._try("equalization", choice, plan, self.range_method))
-        return any(kept)
+            plan = self._plan_for(state, scaled, replace(state.plan, factors=factors), narrowing)
+            found = self._try(found, "equalization", choice, plan, state.range_method)
+        return replace(state, found=found)
 
-    def gates(self) -> bool:
-        """Try to separate gates of activations in front of which 8 bits are too coarse; return whether one is kept.
+    def with_separated_gates(self, state: SearchState) -> SearchState:
+        """Try to separate gates of activations in front of which 8 bits are too coarse, one after the other.
 
         Factors are part of it: only they make the steps of the first factor of the product finer. A plan that is good
         enough without is not worth the additional layer.
         """
-        assert self._best is not None, "`ranges` comes first"
-        if self._best.snr_db.mean() > SUFFICIENT_DB:
-            return False
-        kept = False
-        for name, _ in self._coarse_activations()[:MAX_GATES]:
-            if not self._separated(name):
-                break
-            kept = True
-        return kept
+        if state.found.best.snr_db.mean() > SUFFICIENT_DB:
+            return state
+        for name in self._coarse_activations(state.statistics)[:MAX_GATES]:
+            separated = self._with_separated_gate(state, name)
+            if separated.plan is state.plan:
+                return separated
+            state = separated
+        return state
 
-    def _coarse_activations(self) -> list[tuple[str, float]]:
+    def _coarse_activations(self, statistics: Statistics) -> list[str]:
         """Return the activations with a gate whose input has channels that are lost in rounding, the worst one first.
 
         The measure is the mean over channels of the share of the rounding noise, a twelfth of the squared step, in the
         variance of the rounded channel: within the samples, where most values are in six standard deviations, and
         between them.
         """
-        assert self._seen is not None, "`ranges` comes first"
-        possible = separate_gates.find(self.network)
-        if not possible:
-            return []
-        widest = select(self._seen.statistics, MINMAX)
+        widest = select(statistics, MINMAX)
         noise_shares = {}
-        for name, activation in possible.items():
+        for name, activation in separate_gates.find(self.network).items():
             tensor = LayerOutput(activation.source)
-            lowest, highest = widest[self._seen.statistics.points[tensor]]
+            lowest, highest = widest[statistics.points[tensor]]
             noise = ((highest - lowest) / LEVELS) ** 2 / 12
-            extremes = self._seen.statistics.extremes[tensor]
+            extremes = statistics.extremes[tensor]
             low, high = (ends.astype(np.float64) for ends in (extremes.low, extremes.high))
             variance = ((high - low).mean(axis=0) / 6) ** 2 + ((low + high) / 2).var(axis=0)
             noise_shares[name] = float(np.mean(noise / (noise + variance)))
-        coarse = [(name, share) for name, share in noise_shares.items() if share > COARSE]
-        return sorted(coarse, key=lambda pair: -pair[1])
+        coarse = [name for name, share in noise_shares.items() if share > COARSE]
+        return sorted(coarse, key=lambda name: -noise_shares[name])
 
-    def _separated(self, name: str) -> bool:
-        """Try to separate the gate of one more activation; return whether that is kept."""
-        gates = (*self.plan.separated_gates, name)
+    def _with_separated_gate(self, state: SearchState, name: str) -> SearchState:
+        """Try to separate the gate of one more activation."""
+        gates = (*state.plan.separated_gates, name)
         structure = self._with_gates(gates)
         source = separate_gates.source_of(structure.network, name)
-        original = self._collected(gates, {}, self.samples, [self.range_method])
-        channels, least = structure.careful_channels(original)
-        start = replace(planned(original, self.range_method), separated_gates=gates)
+        method = state.range_method
+        original = self._collected(QuantizationPlan({}, "", separated_gates=gates), state.samples, [method])
+        start = replace(planned(original, method), separated_gates=gates)
         narrowing = _narrowing(start, original)
-        kept = []
-        for choice, values in structure.factors(original, channels, least).items():
-            factors = equalization.by_layer(structure.network, channels, values)
+        found = state.found
+        for choice, (factors, scaled) in structure.scaled(original).items():
             if source not in factors:
                 reason = "its channels cannot be scaled, so the two layers would be equal"
-                self.skipped.append(Skipped("gates", f"of {name}", reason))
+                found = found.with_skipped("gates", f"of {name}", reason)
                 break
-            scaled = original.divided(equalization.divisors(channels, values))
-            plan = self._plan_for(scaled, replace(start, factors=factors), narrowing)
-            kept.append(self._try("gates", f"of {' and '.join(gates)}, factors {choice}", plan, self.range_method))
-        if any(kept):
-            self._seen = _Seen(original, {})
-        else:
+            plan = self._plan_for(state, scaled, replace(start, factors=factors), narrowing)
+            found = self._try(found, "gates", f"of {' and '.join(gates)}, factors {choice}", plan, method)
+        if found.plan is state.plan:
             del self._structures[gates]  # a simulation is large
-        return any(kept)
+            return replace(state, found=found)
+        return replace(state, found=found, statistics=original, factors={})
 
     def _plan_for(
-        self, scaled: Statistics, start: QuantizationPlan, narrowing: Mapping[str, Range]
+        self, state: SearchState, scaled: Statistics, start: QuantizationPlan, narrowing: Mapping[str, Range]
     ) -> QuantizationPlan:
         """Return a plan with the ranges of a scaled network by the method of the best plan.
 
         The statistics of a scaled network have no histograms. For methods that need them, the simulation gets ranges
         that are narrowed as the method narrowed those of the best plan; `ranges` tries the method itself afterwards.
         """
-        method = self.range_method
+        method = state.range_method
         if method in WITHOUT_HISTOGRAMS:
             exact = planned(scaled, method)
             return replace(start, ranges=exact.ranges, method=exact.method)
         if self.as_file is not None:
-            exact = calibrate(export.edited(self.network, start), self.samples, method)
+            exact = calibrate(edited(self.network, start), state.samples, method)
             return replace(start, ranges=exact.ranges, method=exact.method)
         ranges = {
             point: nudged(low * narrowing[point][0], high * narrowing[point][1]) if point in narrowing else (low, high)
@@ -305,128 +396,101 @@ class Search:
         }
         return replace(start, ranges=ranges)
 
-    def bias(self) -> None:
+    def with_corrected_biases(self, state: SearchState) -> SearchState:
         """Try to shift the mean of every layer's outputs back to that of the float model."""
-        plan = self.plan
-        shifts = bias_correction.measured_shifts(self.simulation, plan, self.ordinary, self.progress)
-        self._try("bias", "measured shift", replace(plan, bias_shifts=shifts), self.range_method)
+        simulation = self.simulation(state.plan)
+        shifts = bias_correction.measured_shifts(simulation, state.plan, state.ordinary, self.progress)
+        plan = replace(state.plan, bias_shifts=shifts)
+        return replace(state, found=self._try(state.found, "bias", "measured shift", plan, state.range_method))
 
-    def rounding(self) -> None:
+    def with_adaround(self, state: SearchState) -> SearchState:
         """Try AdaRound instead of rounding to the nearest step."""
-        plan = self.plan
-        network = export.edited(self._compared, plan)
-        chosen = adaround.rounded_up(network, self.ordinary, self.progress)
-        self._try("rounding", "adaround", replace(plan, rounding=chosen), self.range_method)
+        network = edited(self._compared, state.plan)
+        chosen = adaround.rounded_up(network, state.ordinary, self.progress)
+        plan = replace(state.plan, rounding=chosen)
+        return replace(state, found=self._try(state.found, "rounding", "adaround", plan, state.range_method))
 
-    @property
-    def simulation(self) -> Simulation:
-        """The simulation of the network of the best plan, without a softmax at its end."""
-        return self._with_gates(self._best.plan.separated_gates if self._best else ()).simulation
+    def simulation(self, plan: QuantizationPlan) -> Simulation:
+        """Return the simulation of the network of a plan, without a softmax at its end."""
+        return self._with_gates(plan.separated_gates).simulation
 
     @property
     def _compared(self) -> Network:
         """The network whose outputs are compared, without separated gates."""
         return self._with_gates(()).compared
 
-    @property
-    def range_method(self) -> str:
-        """The method that chose the ranges of the best plan; minmax if the plan came from a file."""
-        assert self._best is not None
-        return self._best.range_method
+    @cached_property
+    def _float_outputs(self) -> Outputs:
+        simulation = self._with_gates(()).simulation
+        simulation.use_float()
+        return simulation.outputs(self.held_out)
 
-    @property
-    def plan(self) -> QuantizationPlan:
-        """The best plan so far."""
-        assert self._best is not None
-        return self._best.plan
+    def content(self, found: Found) -> bytes:
+        """Return the best plan as a .tflite file."""
+        if found.best.content is not None and self._compared is self.network:
+            return found.best.content
+        return export.convert(self.network, found.plan, self.io)
 
-    @property
-    def content(self) -> bytes:
-        """The best plan as a .tflite file."""
-        assert self._best is not None
-        if self._best.content is not None and self._compared is self.network:
-            return self._best.content
-        return export.convert(self.network, self.plan, self.io)
-
-    def methods_left(self, methods: Sequence[str]) -> list[str]:
-        """Return the range methods that were not tried with the factors of the best plan."""
-        exact = self.as_file is not None or self.range_method in WITHOUT_HISTOGRAMS
-        return [method for method in methods if method != self.range_method or not exact]
-
-    def simulation_agrees(self) -> bool:
-        """Convert the best plan; return whether its file is as close to the float model as the simulation said.
+    def verified(self, found: Found) -> Found | None:
+        """Convert the best plan; return None if its file is farther from the float model than the simulation said.
 
         Raises:
             FloatOperatorsError: an operator would stay float.
         """
-        assert self._best is not None
         if self.as_file is not None:
-            return True
-        content = export.convert(self._compared, self.plan, self.io)
-        self._best = replace(self._best, content=content)
+            return found
+        content = export.convert(self._compared, found.plan, self.io)
         count = min(FEW_SAMPLES, len(self.held_out))
         ratios = self.judge.snr_db(self._float_outputs[:count], file_outputs(content, self.held_out[:count]))
-        simulated = float(np.median(self._best.snr_db[:count]))
-        return float(np.median(ratios)) > min(simulated - MAX_LOSS_DB, SUFFICIENT_DB)
+        simulated = float(np.median(found.best.snr_db[:count]))
+        if float(np.median(ratios)) <= min(simulated - MAX_LOSS_DB, SUFFICIENT_DB):
+            return None
+        return replace(found, best=replace(found.best, content=content))
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The trials as plain maps."""
-        return [asdict(trial) for trial in self.trials]
+    def _first(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> Found:
+        """Return a plan as the best one, without a comparison."""
+        best = self._run(Candidate(plan, range_method), FIRST_SAMPLES)
+        return Found(best, (_Tried(step, choice, best, kept=True),))
 
-    def _try(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> bool:
-        """Compare a plan with the best one so far; return whether it replaces that."""
-        candidate = _Candidate(plan, range_method)
-        best = self._best
-        if best is not None and self.as_file is None:
+    def _try(self, found: Found, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> Found:
+        """Compare a plan with the best one so far, and keep the better one."""
+        best, candidate = found.best, Candidate(plan, range_method)
+        if self.as_file is None:
             candidate = self._run(candidate, FEW_SAMPLES)
-        if best is None or candidate.gain(best).is_possible:
+        if candidate.gain(best).is_possible:
             candidate = self._run(candidate, FIRST_SAMPLES)
-        kept = best is None or candidate.gain(best).is_significant
-        if best is not None and not kept and candidate.gain(best).is_possible:
+        if not candidate.gain(best).is_significant and candidate.gain(best).is_possible:
             candidate = self._run(candidate, len(self.held_out))
-            self._best = self._run(best, len(self.held_out))
-            kept = candidate.gain(self._best).is_significant
+            best = self._run(best, len(self.held_out))
+        kept = candidate.gain(best).is_significant
+        earlier = found.tried
         if kept:
-            self.trials = [replace(trial, kept=False) if trial.step == step else trial for trial in self.trials]
-            self._best = candidate
-        self._tried.append(candidate)
-        measured_on: Literal["simulation", "file"] = "simulation" if self.as_file is None else "file"
-        self.trials.append(Trial(step, choice, len(candidate.agreement), 0.0, 0.0, kept, measured_on))
-        self._compare_trials()
-        return kept
+            earlier = tuple(replace(tried, kept=False) if tried.step == step else tried for tried in earlier)
+        tried = (*earlier, _Tried(step, choice, candidate, kept))
+        return replace(found, best=candidate if kept else best, tried=tried)
 
-    def _compare_trials(self) -> None:
-        """Give all trials their measurements on the samples that all of them were run on."""
-        count = min(len(candidate.agreement) for candidate in self._tried)
-        self.trials = [
-            replace(
-                trial,
-                snr_db=round(float(candidate.snr_db[:count].mean()), 2),
-                agreement=round(float(candidate.agreement[:count].mean()), 4),
-            )
-            for trial, candidate in zip(self.trials, self._tried, strict=True)
-        ]
-
-    def _run(self, candidate: _Candidate, count: int) -> _Candidate:
+    def _run(self, candidate: Candidate, count: int) -> Candidate:
         """Run a candidate on the first `count` held-out samples; those that it ran on before are not repeated."""
         part = slice(len(candidate.agreement), count)
         if len(self.held_out[part]) == 0:
             return candidate
-        content = candidate.content
+        expected = self._float_outputs[part]
         if self.as_file is None:
-            simulation = self._with_gates(candidate.plan.separated_gates).simulation
+            simulation = self.simulation(candidate.plan)
             simulation.use_plan(candidate.plan)
             outputs = simulation.outputs(self.held_out[part])
         else:
-            content = content or export.convert(self._compared, candidate.plan, self.io)
+            content = candidate.content or export.convert(self._compared, candidate.plan, self.io)
+            candidate = replace(candidate, content=content, measured_on="file")
             outputs = self.as_file(content, self.held_out[part])
-        expected = self._float_outputs[part]
+        energies = self.judge.energies(expected, outputs)
+        if candidate.energies is not None and energies is not None:
+            energies = np.concatenate([candidate.energies, energies])
         return replace(
             candidate,
-            content=content,
             snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(expected, outputs)]),
             agreement=np.concatenate([candidate.agreement, self.judge.same(expected, outputs)]),
-            energies=_joined(candidate.energies, self.judge.energies(expected, outputs)),
+            energies=energies,
         )
 
 
@@ -449,69 +513,26 @@ class _Structure:
         """The simulation of `compared`."""
         return Simulation(self.compared)
 
-    def careful_channels(self, original: Statistics) -> tuple[ChannelGroups, NDArray[np.float64]]:
-        """Return the channels that can be scaled, and the least factor of each; from statistics without factors."""
-        tops = {tensor: original.extremes[tensor].largest(100) for tensor in equalization.clipped(self.network)}
-        return equalization.careful(self.channels, tops)
+    def scaled(self, original: Statistics) -> dict[str, tuple[Factors, Statistics]]:
+        """Return factors to try, and the statistics of the network scaled by them.
 
-    def factors(
-        self, original: Statistics, channels: ChannelGroups, least: NDArray[np.float64]
-    ) -> dict[str, NDArray[np.float64]]:
-        """Return factors to try, by channel number; `original` are statistics of the network without factors."""
+        `original` are the statistics of the network without factors.
+        """
+        tops = {tensor: original.extremes[tensor].largest(100) for tensor in equalization.clipped(self.network)}
+        channels, least = equalization.careful(self.channels, tops)
         tensors = equalization.weighted_outputs(self.network)
         largest = {tensor: original.extremes[tensor].largest(99) for tensor in tensors}
-        candidates = {"from weights": equalization.from_weights(self.network, channels, least)}
+        factors = {"from weights": equalization.from_weights(self.network, channels, least)}
         for share in SHARES:
-            factors = equalization.from_activations(self.network, channels, largest, share, least)
-            candidates[f"from activations, {share:g}"] = factors
-        return candidates
-
-
-def _joined(first: Energies | None, second: Energies | None) -> Energies | None:
-    return second if first is None or second is None else np.concatenate([first, second])
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Statistics, and the factors of the network that they were collected from."""
-
-    statistics: Statistics
-    factors: Factors
-
-    def without_factors(self, channels: ChannelGroups) -> Statistics:
-        """Return the statistics of the network without the factors."""
-        by_number = equalization.by_number(channels, self.factors)
-        return self.statistics.divided(equalization.divisors(channels, 1 / by_number))
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A plan, and by held-out sample how close it is to the float model.
-
-    Attributes:
-        plan: the plan.
-        range_method: the method that chose its ranges.
-        content: its file, if it was converted.
-        snr_db: signal-to-noise ratio of each sample.
-        agreement: agreement of each sample, from 0 to 1.
-        energies: the energy of the error of each sample and output [n, outputs]; None to compare by `snr_db`.
-    """
-
-    plan: QuantizationPlan
-    range_method: str
-    content: bytes | None = None
-    snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    energies: Energies | None = None
-
-    def gain(self, other: _Candidate) -> _Gain:
-        """Return the gain over another candidate, on the samples that both were run on."""
-        count = min(len(self.agreement), len(other.agreement))
-        if count == 0:
-            return _Gain(0.0, np.inf)
-        if self.energies is not None and other.energies is not None:
-            return _gain_of_energies(self.energies[:count], other.energies[:count])
-        return _mean_gain(self.snr_db[:count] - other.snr_db[:count])
+            values = equalization.from_activations(self.network, channels, largest, share, least)
+            factors[f"from activations, {share:g}"] = values
+        return {
+            choice: (
+                equalization.by_layer(self.network, channels, values),
+                original.divided(equalization.divisors(channels, values)),
+            )
+            for choice, values in factors.items()
+        }
 
 
 @dataclass(frozen=True)

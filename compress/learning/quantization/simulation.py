@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.learning.quantization import bias_correction, equalization, export, fake_quantization, quantizer_placement
+from compress.learning.quantization import equalization, fake_quantization, quantizer_placement
 from compress.learning.quantization.activation_statistics import batches
 from compress.learning.quantization.fidelity import flattened
-from compress.learning.quantization.plan import QuantizationPlan
-from compress.model.ir.keras_graph import LayerOutput, Network, build, subnetwork, tensors_in
+from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, shifted
+from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.tensorflow import batch_signature, keras, run, set_weights
 
@@ -34,7 +34,7 @@ class Simulation:
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = bias_correction.with_biases(network)
+        self.network = _with_biases(network)
         self.points = quantizer_placement.find(self.network)
         self.tensors = {point: tensor for tensor, point in self.points.items()}
         names = fake_quantization.layer_names(self.network, self.points)
@@ -68,7 +68,7 @@ class Simulation:
 
     def use_plan(self, plan: QuantizationPlan) -> None:
         """Compute the network as a plan quantizes it."""
-        self.assign_weights(export.gridded(export.edited(self.network, plan), plan))
+        self.assign_weights(gridded(edited(self.network, plan), plan))
         self.assign_ranges(plan)
         self.switch(on=True)
 
@@ -120,3 +120,15 @@ def _rounded_value(points: Mapping[LayerOutput, str], names: Mapping[str, str], 
     point = points[tensor]
     calls = [other for other, name in points.items() if name == point]
     return LayerOutput(names[point], calls.index(tensor))
+
+
+def _with_biases(network: Network) -> Network:
+    """Return the network with a bias, 0 at first, in every layer that takes a shift."""
+    added = [layer.name for layer in network.layers.values() if takes_shift(layer) and len(layer.weights) == 1]
+    return shifted(network, {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in added})
+
+
+def takes_shift(layer: Layer) -> bool:
+    """Return whether a layer has one output whose mean its own bias can shift."""
+    channels_last = layer.config.get("data_format") != "channels_first"
+    return spec_of(layer).kernel is not None and len(layer.calls) == 1 and channels_last

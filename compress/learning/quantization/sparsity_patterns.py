@@ -33,11 +33,7 @@ class Pattern:
 
 
 def find(network: Network) -> dict[str, Pattern]:
-    """Return the patterns of a network's kernels, by layer; layers without one are left out.
-
-    Args:
-        network: in canonical form, with the weights that training starts from.
-    """
+    """Return the patterns of the kernels that training starts from, by layer; layers without a pattern are left out."""
     patterns = {layer.name: _pattern(layer) for layer in network.layers.values() if spec_of(layer).kernel is not None}
     return {name: pattern for name, pattern in patterns.items() if pattern is not None}
 

@@ -78,17 +78,12 @@ class Region:
 def replace_by_relu(
     network: Network, kinds: Collection[Activation], by: str, join: Join | None = None
 ) -> tuple[Network, Replacements]:
-    """Replace activations by ReLU.
+    """Replace activations by ReLU ("relu" or "relu6").
 
     A PReLU with a slope for every position, which the Edge TPU does not have, gets one slope for each channel: their
     mean. Activations that make an output of the model, and those inside recurrent layers, are skipped.
 
-    Args:
-        network: any network.
-        kinds: the activations to replace.
-        by: "relu" or "relu6".
-        join: keeps the activations, and returns the layer that joins each with its replacement; for activations that
-            are a layer or several operators.
+    With `join`, activations that are a layer or several operators stay, and are joined with their replacements.
     """
     regions = find_regions(network)
     in_regions = {call for region in regions for call in region.calls}
@@ -109,12 +104,17 @@ def replace_by_relu(
         layer = network.layers[name]
         if any((name, call) in in_regions for call in range(len(layer.calls))):
             continue
-        candidate, replaced_kinds = _with_replacement(layer, network, kinds, by)
+        if spec_of(layer) == PRELU and layer.calls:
+            candidate, replaced_kinds = _with_channel_slopes(layer, network.shapes[LayerOutput(name)], kinds)
+        else:
+            candidate, replaced_kinds = _with_relus(layer, kinds, by)
         reason = _skip_reason(layer, replaced_kinds, outputs)
         if reason is not None:
             skipped[name] = reason
         elif replaced_kinds:
-            candidate = replace(candidate, calls=_calls(edited.layers[name], candidate))
+            before = edited.layers[name]
+            calls = before.calls if before.kind == candidate.kind else plain_calls(before)
+            candidate = replace(candidate, calls=calls)
             if join is None or spec_of(layer).kernels:
                 edited = edited.edited({name: candidate}, {})
             else:
@@ -127,7 +127,7 @@ def replace_by_relu(
 
 def _replace_region(network: Network, region: Region, by: str, join: Join | None) -> Network:
     name = network.free_name(f"{region.output.layer}_{by}")
-    layer = replace(_relu(name, by), calls=({"args": [region.input], "kwargs": {}},))
+    layer = ACTIVATION.layer(name, ({"args": [region.input], "kwargs": {}},), activation=by)
     if join is not None:
         return _joined(network, layer, by, [region.output], join)
     edited = network.edited({}, {region.output: LayerOutput(name)}).edited({name: layer}, {})
@@ -156,7 +156,9 @@ def _skip_reason(layer: Layer, replaced_kinds: list[Activation], outputs: set[La
     """Return why a layer's activation is not replaced; None where it is, or where there is nothing to replace."""
     inner = _activation_setting(layer.config)
     if spec_of(layer).recurrent:
-        return _recurrent_reason(layer, inner)
+        names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
+        replaceable = next((name for name in names if name in NAMED), None)
+        return f"{replaceable} is inside a recurrent layer" if replaceable else None
     if replaced_kinds and any(tensor.layer == layer.name for tensor in outputs):
         return _output_reason(replaced_kinds[0])
     other = inner or spec_of(layer).activation(layer)
@@ -170,12 +172,6 @@ def _skip_reason(layer: Layer, replaced_kinds: list[Activation], outputs: set[La
         if nested is not None:
             return f"{nested} is inside a {layer.kind}, which is not searched"
     return None
-
-
-def _recurrent_reason(layer: Layer, inner: str | None) -> str | None:
-    names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
-    replaceable = next((name for name in names if name in NAMED), None)
-    return f"{replaceable} is inside a recurrent layer" if replaceable else None
 
 
 def _activation_setting(config: Mapping[str, Any]) -> str | None:
@@ -212,15 +208,6 @@ def _function_of_layer(layer: Layer) -> str | None:
 # --- activations that are a layer, or a setting of one -----------------------------------
 
 
-def _with_replacement(
-    layer: Layer, network: Network, kinds: Collection[Activation], by: str
-) -> tuple[Layer, list[Activation]]:
-    """Return a layer with its activations replaced, and their kinds."""
-    if spec_of(layer) == PRELU and layer.calls:
-        return _with_channel_slopes(layer, network.shapes[LayerOutput(layer.name)], kinds)
-    return _with_relus(layer, kinds, by)
-
-
 def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
     """Return a layer, and the layer that it wraps, with ReLUs instead of activations, and their kinds."""
     spec = spec_of(layer)
@@ -230,7 +217,7 @@ def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[L
         return layer, []
     kind = NAMED.get(_function_of_layer(layer) or "")
     if kind is not None:
-        return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
+        return (ACTIVATION.layer(layer.name, (), activation=by), [kind]) if kind in kinds else (layer, [])
     replaced_kinds: list[Activation] = []
     setting = NAMED.get(_activation_setting(layer.config) or "")
     if setting is not None and setting in kinds:
@@ -279,15 +266,8 @@ def _with_channel_slopes(
     return replace(layer.configured(shared_axes=shared_axes), weights=(by_channel.astype(slopes.dtype),)), ["prelu"]
 
 
-def _relu(name: str, by: str) -> Layer:
-    """Return an activation layer without calls."""
-    return ACTIVATION.layer(name, (), activation=by)
-
-
-def _calls(layer: Layer, replacement: Layer) -> tuple[Any, ...]:
-    """Return the calls of a layer; an operation's without the arguments that only the operation takes."""
-    if layer.kind == replacement.kind:
-        return layer.calls
+def plain_calls(layer: Layer) -> tuple[Any, ...]:
+    """Return the calls of a layer without the arguments that only this kind of layer or operation takes."""
     return tuple({"args": [layer.inputs(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
 
 
@@ -358,7 +338,8 @@ def _elementwise(network: Network, tensor: LayerOutput) -> bool:
         return False
     inputs = layer.inputs(tensor.call)
     same_shape = all(network.shapes[source] == network.shapes[tensor] for source in inputs)
-    return bool(inputs) and same_shape and all(_is_number(value) for value in _leaves(layer.calls[tensor.call]))
+    plain = (type(None), bool, int, float, LayerOutput)
+    return bool(inputs) and same_shape and all(isinstance(value, plain) for value in _leaves(layer.calls[tensor.call]))
 
 
 def _is_elementwise(layer: Layer, spec: LayerSpec) -> bool:
@@ -377,10 +358,6 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves(list(value.values()))
     else:
         yield value
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | LayerOutput)
 
 
 def _function_values(network: Network, source: LayerOutput, output: LayerOutput, calls: frozenset[Call]) -> Values:

@@ -15,8 +15,7 @@ there ends far from the original. Here the network leaves the original in small 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -27,7 +26,8 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.data.rows import rows as rows_of
 from compress.learning.context import Context
-from compress.learning.replacement.activations import Replacements, replace_by_relu
+from compress.learning.replacement.activations import Replacements, plain_calls, replace_by_relu
+from compress.learning.training.bn_recalibration import random_batches
 from compress.learning.training.loop import Batch, Loss, Rate, TrainingSettings, fit
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors, subnetwork, tensors_in
 from compress.model.ir.layer_specs import ACTIVATION, spec_of
@@ -75,22 +75,17 @@ def train(
 ) -> tuple[Network, Replacements, Facts]:
     """Replace activations while the network is trained.
 
-    Args:
-        original: the teacher.
-        network: the network to change: the original, or one with the same layers but some.
-        how: what is replaced, and when.
-        settings: of the training.
-        context: data, seed, progress.
+    The network to change is the original, which is the teacher, or has the same layers but some.
 
     Returns:
-        The network with replaced activations and trained weights, batch norms folded; what was replaced; and the facts
+        The network with replaced activations and trained weights, batch norms folded; the replacements; and the facts
         of `fit`.
 
     Raises:
         StageError: the loss is not finite.
     """
     start, teacher = fold.folded(network), _frozen(fold.folded(original))
-    joined, replacements = replace_by_relu(start, how.kinds, how.by, _joining)
+    joined, replacements = replace_by_relu(start, how.kinds, how.by, lambda name: _layer(JOINED, name))
     if not replacements.replaced:
         return network, replacements, {}
     layers()
@@ -135,16 +130,12 @@ def _frozen(network: Network) -> Network:
     layers = {}
     for name, layer in network.layers.items():
         if spec_of(layer).random_in_training:
-            layer = replace(ACTIVATION.layer(name, (), activation="linear"), calls=_plain_calls(layer))
+            layer = replace(ACTIVATION.layer(name, (), activation="linear"), calls=plain_calls(layer))
         calls = map_tensors(layer.calls, renamed)
         settings = {"name": names[name]} | ({} if name in entrances or not layer.weights else {"trainable": False})
         layers[names[name]] = replace(layer.configured(**settings), name=names[name], calls=calls)
     shapes = {renamed(tensor): shape for tensor, shape in network.shapes.items()}
     return replace(network, layers=layers, outputs=map_tensors(network.outputs, renamed), shapes=shapes)
-
-
-def _plain_calls(layer: Layer) -> tuple[Any, ...]:
-    return tuple({"args": [layer.inputs(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
 
 
 def _kernel(layer: Layer) -> Any:
@@ -205,10 +196,6 @@ def _trained(layer: Layer, live: Mapping[str, Any]) -> Layer:
 
 
 # --- the layers --------------------------------------------------------------------------
-
-
-def _joining(name: str) -> Layer:
-    return _layer(JOINED, name)
 
 
 def _layer(kind: str, name: str) -> Layer:
@@ -361,20 +348,10 @@ def _kernel_steps(
 
 def _measure_statistics(model: Any, context: Context, batch: int) -> None:
     """Set the statistics of all matched layers to their means over batches of training samples."""
-    inputs = context.data.inputs("train")
-    order = np.random.default_rng(context.seed).permutation(len(inputs))[:MEASURED]
-    with _measuring(model):
-        for indices in np.array_split(order, -(-len(order) // batch)):
-            run(model, rows_of(inputs, indices))
-
-
-@contextmanager
-def _measuring(model: Any) -> Iterator[None]:
     matched = [layer for layer in model.layers if isinstance(layer, layers()[MATCHED])]
     for layer in matched:
-        layer.measuring, layer.batches = True, 0
-    try:
-        yield
-    finally:
-        for layer in matched:
-            layer.measuring = False
+        layer.measuring = True
+    for samples in random_batches(context, MEASURED, batch):
+        run(model, samples)
+    for layer in matched:
+        layer.measuring = False

@@ -77,13 +77,7 @@ def replace_activations(
     training: Training | None,
     context: Context,
 ) -> ReplacementResult:
-    """Replace activations, remove gates, and train the changed model.
-
-    Args:
-        model: a Keras model.
-        options: what is replaced.
-        training: the training; None: no training.
-        context: data, seed and progress.
+    """Replace activations, remove gates, and train the changed model, if a training is set.
 
     Raises:
         ModelError: the model does not take the data's samples, or is not a classifier and would be trained.

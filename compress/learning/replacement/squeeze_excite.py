@@ -112,13 +112,7 @@ def _inputs(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
 
 
 def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32]) -> dict[Gate, GateStatistics]:
-    """Return the statistics of gates on samples.
-
-    Args:
-        network: the network with the gates.
-        gates: at least one gate.
-        samples: preprocessed training samples [n, ...].
-    """
+    """Return the statistics of at least one gate on preprocessed training samples [n, ...]."""
     import tensorflow
 
     model = build(subnetwork(network, [tensor for gate in gates for tensor in (gate.map, gate.factor)]))
@@ -181,7 +175,12 @@ def _without_gate(network: Network, gate: Gate, mean: Factors) -> tuple[Network,
     readers = _foldable_readers(network, gate.product)
     ungated = network.edited({}, {gate.product: gate.map})
     if readers:
-        scaled = {name: _scaled_inputs(ungated.layers[name], mean) for name in readers}
+        scaled = {}
+        for name in readers:
+            layer = ungated.layers[name]
+            kernel, *others = layer.weights
+            changed = spec_of(layer).kernels[0].times_inputs(kernel, mean).astype(kernel.dtype)
+            scaled[name] = replace(layer, weights=(changed, *others))
         return ungated.edited(scaled, {}), f"folded into {', '.join(readers)}"
     source = ungated.layers[gate.map.layer]
     other_users = set(_users(ungated, gate.map)) - set(_users(network, gate.product))
@@ -212,23 +211,17 @@ def _foldable_readers(network: Network, tensor: LayerOutput) -> list[str]:
             layer = network.layers[name]
             if spec_of(layer).passes_factors:
                 waiting.append(LayerOutput(name, call))
-            elif len(layer.calls) == 1 and _takes_factors(layer, network.shapes[tensor]):
+            elif network.shapes[tensor] and _takes_factors(layer):
                 readers.append(name)
             else:
                 return []
     return readers
 
 
-def _takes_factors(layer: Layer, shape: Sequence[int | None]) -> bool:
+def _takes_factors(layer: Layer) -> bool:
     """Whether a factor on each input channel of a layer can be folded into its kernel."""
     is_plain = layer.config.get("groups", 1) == 1 and layer.config.get("data_format") != "channels_first"
-    return bool(shape) and is_plain and bool(spec_of(layer).kernels)
-
-
-def _scaled_inputs(layer: Layer, mean: Factors) -> Layer:
-    kernel, *rest = layer.weights
-    scaled = spec_of(layer).kernels[0].times_inputs(kernel, mean)
-    return replace(layer, weights=(scaled.astype(kernel.dtype), *rest))
+    return is_plain and bool(spec_of(layer).kernels) and len(layer.calls) == 1
 
 
 def _scalable(layer: Layer) -> bool:

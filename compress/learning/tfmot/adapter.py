@@ -93,12 +93,7 @@ def plain(network: Network) -> Legacy:
 
 
 def legacy(network: Network, change: Change = lambda layer, counterpart: counterpart) -> Legacy:
-    """Rebuild the network in tf-keras, with changed layers.
-
-    Args:
-        network: any network; activations inside layers become separate layers.
-        change: what to use instead of a layer.
-    """
+    """Rebuild any network in tf-keras, with changed layers; activations inside layers become separate layers."""
     return _Building(fold.split_activations(network), change).build()
 
 
@@ -202,7 +197,7 @@ def tfmot() -> Any:
     keras2()
     before = os.environ.get("TF_USE_LEGACY_KERAS")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="distutils", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*distutils", category=DeprecationWarning)
         import tensorflow_model_optimization
         import tensorflow_model_optimization.python.core.clustering.keras.experimental.cluster  # as its manual has it
     if before is None:  # tfmot sets it, for itself and for every process started later
@@ -223,13 +218,7 @@ def rounding_layer(name: str) -> Any:
 
 
 def sparsify(network: Network, sparsity: float, settings: EpochSettings, context: Context) -> tuple[Network, Facts]:
-    """Train while weights become zero, the smallest ones first.
-
-    Args:
-        network: the trained network.
-        sparsity: share of zeros in each kernel at the end.
-        settings: how to train.
-        context: data, seed, progress.
+    """Train while weights become zero, the smallest ones first, until each kernel has this share of zeros.
 
     Returns:
         The sparse network; the history, and why some layers were not changed.
@@ -239,8 +228,7 @@ def sparsify(network: Network, sparsity: float, settings: EpochSettings, context
         ModelError: the network cannot be rebuilt in tf-keras.
     """
     tool = tfmot()
-    left = {name: reason for name, reason in _reasons(network).items() if reason}
-    _refuse_nothing(network, left, "sparsify")
+    left = _left(network, "sparsify")
     schedule = _schedule(tool, sparsity, settings, context)
 
     def change(layer: Layer, counterpart: Any) -> Any:
@@ -255,22 +243,10 @@ def sparsify(network: Network, sparsity: float, settings: EpochSettings, context
 def cluster(network: Network, clusters: int, settings: EpochSettings, context: Context) -> tuple[Network, Facts]:
     """Train while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
-    Args:
-        network: the trained network, sparse or not.
-        clusters: how many values a kernel may have.
-        settings: how to train.
-        context: data, seed, progress.
-
-    Returns:
-        The clustered network; the history, and why some layers were not changed.
-
-    Raises:
-        StageError: tfmot takes no layer of this network, or the loss is no longer a number.
-        ModelError: the network cannot be rebuilt in tf-keras.
+    The result and the errors are those of `sparsify`.
     """
     tool = tfmot().clustering.keras
-    left = {name: reason for name, reason in _reasons(network, clusters=clusters).items() if reason}
-    _refuse_nothing(network, left, "cluster")
+    left = _left(network, "cluster", clusters)
     redundancies = weight_sparsity.by_layer(network)
     first = tool.CentroidInitialization.KMEANS_PLUS_PLUS
 
@@ -291,17 +267,7 @@ def cluster(network: Network, clusters: int, settings: EpochSettings, context: C
 def fit(
     model: Any, network: Network, settings: EpochSettings, context: Context, callbacks: Sequence[Any] = ()
 ) -> Facts:
-    """Train a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
-
-    Args:
-        model: the tf-keras model.
-        network: the network of the model.
-        settings: how to train.
-        context: data, seed, progress.
-        callbacks: of tfmot.
-
-    Returns:
-        `history`: one map for each epoch.
+    """Train a tf-keras model in place, on the labels: with the data, the loss and the schedule of `loop.fit`.
 
     Raises:
         StageError: the loss is no longer a number.
@@ -358,8 +324,12 @@ def _schedule(tool: Any, sparsity: float, settings: EpochSettings, context: Cont
     return tool.sparsity.keras.PolynomialDecay(0.0, sparsity, 0, end, frequency=frequency)
 
 
-def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
-    """Return why tfmot cannot change a layer, for each layer with a kernel; "" if it can."""
+def _left(network: Network, stage: str, clusters: int = 0) -> dict[str, str]:
+    """Return why tfmot cannot change a layer, for each layer with a kernel that it cannot change.
+
+    Raises:
+        StageError: tfmot cannot change any layer.
+    """
     reasons = {}
     for layer in network.layers.values():
         kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None
@@ -374,8 +344,11 @@ def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
             reasons[layer.name] = "it is sparse, and needs at least three clusters, one of them for zeros"
         elif not isinstance(layer.config.get("activation", "linear"), str):
             reasons[layer.name] = "its activation is a custom function"
-        else:
-            reasons[layer.name] = ""
+    if all(layer.name in reasons for layer in network.layers.values() if _is_known(layer)):
+        shown = "; ".join(f"{network.layers[name].kind} {name!r}: {reason}" for name, reason in reasons.items())
+        raise StageError(
+            f"tfmot supports no layer of this model: {shown or 'none has weights'}", hint=f"remove `{stage}`"
+        )
     return reasons
 
 
@@ -383,15 +356,6 @@ def _is_known(layer: Layer) -> bool:
     """Return True if a layer has a kernel, and tf-keras has the layer."""
     spec = spec_of(layer)
     return bool(spec.kernels) and spec.keras2
-
-
-def _refuse_nothing(network: Network, left: Mapping[str, str], stage: str) -> None:
-    taken = [layer for layer in network.layers.values() if _is_known(layer)]
-    if all(layer.name in left for layer in taken):
-        shown = "; ".join(f"{network.layers[name].kind} {name!r}: {reason}" for name, reason in left.items())
-        raise StageError(
-            f"tfmot supports no layer of this model: {shown or 'none has weights'}", hint=f"remove `{stage}`"
-        )
 
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
@@ -435,8 +399,8 @@ def train_quantized(
         context: data, seed, progress.
 
     Returns:
-        The network in canonical form with trained weights, the plan with trained ranges, and the history with
-        what was `preserved` in which layer.
+        The network in canonical form with trained weights, the plan with trained ranges, and the history with the
+        patterns that were `preserved`, by layer.
 
     Raises:
         StageError: tfmot has no quantizer for a layer, or the loss is NaN or infinite.
@@ -482,9 +446,14 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
 
     keras2(seed)
     rebuilt = legacy(fake_quantization.insert(network, behind, plan, following), change)
-    _refuse(refused)
+    if refused:
+        shown = ", ".join(f"{layer.kind} {layer.name!r}" for layer in refused)
+        raise StageError(
+            f"tfmot cannot quantize {shown}", hint="choose `engine: coralline`, which supports these layers"
+        )
     for name, layer in rounded.items():
-        _set_range(layer, plan.ranges[name])
+        for end, value in zip(("min_var", "max_var"), plan.ranges[name], strict=True):
+            layer.quantizer_vars[end].assign(value)
     return Prepared(network, rebuilt, plan, rounded, {name: what for name, what in preserved.items() if what})
 
 
@@ -524,14 +493,6 @@ def _wrapped(layer: Layer, counterpart: Any, preserved: str) -> Any:
     return wrapper(counterpart, config)
 
 
-def _refuse(left: Sequence[Layer]) -> None:
-    if left:
-        shown = ", ".join(f"{layer.kind} {layer.name!r}" for layer in left)
-        raise StageError(
-            f"tfmot cannot quantize {shown}", hint="choose `engine: coralline`, which supports these layers"
-        )
-
-
 @cache
 def _channelwise() -> Any:
     """Return the quantizer class for CHANNELWISE kernels; defined at the first call, because tfmot is imported late."""
@@ -569,11 +530,6 @@ def _channelwise() -> Any:
             return tensorflow.reshape(super().__call__(flat, training, weights, **kwargs), inputs.shape)
 
     return Channelwise
-
-
-def _set_range(layer: Any, limits: tuple[float, float]) -> None:
-    for end, value in zip(("min_var", "max_var"), limits, strict=True):
-        layer.quantizer_vars[end].assign(value)
 
 
 def _range(layer: Any) -> tuple[float, float]:

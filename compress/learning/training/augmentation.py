@@ -104,14 +104,12 @@ SHARE = "share"
 def mixup(concentration: float) -> Change:
     """Return a function: (samples, targets, random numbers) -> mixed samples, targets with `PARTNER` and `SHARE`.
 
-    Mixup trains on mixtures of two samples, with the loss of both in the same shares. Source: Zhang et al., mixup:
-    Beyond Empirical Risk Minimization, 2018.
+    Mixup trains on mixtures of two samples, with the loss of both in the same shares, which are drawn from the
+    distribution Beta(concentration, concentration). Source: Zhang et al., mixup: Beyond Empirical Risk Minimization,
+    2018.
 
     The partner of a sample is the one before it in the batch, whose order is random. The first sample is a partner
     only: the result has one sample less.
-
-    Args:
-        concentration: both parameters of the Beta distribution from which shares are drawn.
     """
     import tensorflow as tf
 

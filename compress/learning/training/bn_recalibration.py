@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.core.progress import Phase
@@ -40,13 +41,9 @@ STATISTICS = Phase("batch norm statistics", unit="sample")
 def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
     """Measure the statistics of all batch norms again, and keep them if validation is no worse.
 
-    The model is changed in place. Batch norms with `trainable=False` stay as they are: they normalize by the same
-    statistics in training and in use.
-
-    Args:
-        model: a Keras model that fits the data; of several outputs of a classifier, the first is evaluated.
-        context: data and seed.
-        samples: number of training samples, selected by the seed; preprocessed, not augmented.
+    The model is changed in place; of several outputs of a classifier, the first is evaluated. The statistics are those
+    of some training samples, preprocessed, not augmented. Batch norms with `trainable=False` stay as they are: they
+    normalize by the same statistics in training and in use.
 
     Returns:
         `batch_norms`: whether the new statistics are kept (`kept`), and the validation result with the old
@@ -67,12 +64,7 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
 
 
 def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -> Facts:
-    """Compare the statistics of all batch norms with those on training samples.
-
-    Args:
-        model: a Keras model that fits the data; its statistics are changed.
-        context: data and seed.
-        samples: number of training samples, selected by the seed.
+    """Compare the statistics of all batch norms, which are changed, with those on training samples.
 
     Returns:
         The validation result with both, and the number of `samples`; `first` and `others`: how far the statistics of
@@ -115,21 +107,30 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
 
     Only the batch norms run in training mode: dropout and noise are off, as in inference.
     """
-    inputs = context.data.inputs("train")
-    # In random order: data that is sorted by class would have batches of one class.
-    order = np.random.default_rng(context.seed).permutation(len(inputs))[:samples]
     done = 0
+    count = min(samples, len(context.data.labels("train")))
     with ExitStack() as measured:
         measured.enter_context(context.progress.phase(STATISTICS))
         for norm in norms:
             measured.enter_context(measuring(norm))
-        for indices in np.array_split(order, -(-len(order) // BATCH)):
-            run(model, rows_of(inputs, indices))
-            done += len(indices)
-            context.progress.update(done, len(order))
+        for batch in random_batches(context, samples, BATCH):
+            run(model, batch)
+            done += len(batch)
+            context.progress.update(done, count)
     for norm in norms:
         if norm.renorm:  # its training derives the variance from this
             norm.moving_stddev.assign(keras().ops.sqrt(norm.moving_variance + norm.epsilon))
+
+
+def random_batches(context: Context, samples: int, batch: int) -> Iterator[NDArray[np.float32]]:
+    """Yield some training samples in batches of nearly equal size.
+
+    They are in random order: data that is sorted by class would have batches of one class.
+    """
+    inputs = context.data.inputs("train")
+    order = np.random.default_rng(context.seed).permutation(len(inputs))[:samples]
+    for indices in np.array_split(order, -(-len(order) // batch)):
+        yield rows_of(inputs, indices)
 
 
 @contextmanager
@@ -168,22 +169,17 @@ RESTORED_BATCH = 32
 def with_measured_statistics(network: Network, norms: Sequence[str], context: Context) -> Network:
     """Return a network whose batch norms have the statistics of training samples, and compute the same as before.
 
-    Args:
-        network: a network with one input.
-        norms: batch norms with an offset and a factor, called once.
-        context: data and seed.
+    The network has one input; the batch norms have an offset and a factor, and are called once.
     """
     names = [name for name in norms if network.layers[name].config.get("scale", True)]
     if not names:
         return network
     read = [network.layers[name].inputs()[0] for name in names]
     model = keras_graph.build(keras_graph.subnetwork(network, read))
-    inputs = context.data.inputs("train")
-    order = np.random.default_rng(context.seed).permutation(len(inputs))[:RESTORED_SAMPLES]
     sums = [np.zeros((2, network.shapes[tensor][-1] or 0)) for tensor in read]
     counts = [0] * len(read)
-    for indices in np.array_split(order, -(-len(order) // RESTORED_BATCH)):
-        for number, values in enumerate(_as_list(run(model, rows_of(inputs, indices)))):
+    for batch in random_batches(context, RESTORED_SAMPLES, RESTORED_BATCH):
+        for number, values in enumerate(keras().tree.flatten(run(model, batch))):
             array = np.asarray(values, np.float64).reshape(-1, sums[number].shape[1])
             sums[number] += [array.sum(axis=0), (array**2).sum(axis=0)]
             counts[number] += len(array)
@@ -192,7 +188,3 @@ def with_measured_statistics(network: Network, norms: Sequence[str], context: Co
         mean = total / count
         layers[name] = with_statistics(layers[name], mean, np.maximum(squares / count - mean**2, 0))
     return replace(network, layers=layers)
-
-
-def _as_list(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

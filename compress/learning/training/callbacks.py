@@ -52,14 +52,10 @@ def epochs_phase(epochs: int, cost: float, scale: LossScale) -> Phase:
 
 
 def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: int = 0) -> Any:
-    """Return a callback that reports the progress, and stops the training if the loss is not finite.
+    """Return a callback that reports the progress, and ends the training if the loss is not finite.
 
-    Args:
-        library: Keras 3 or tf-keras.
-        progress: receives the progress.
-        steps: number of steps in an epoch.
-        epochs: number of epochs of the training.
-        first: number of completed epochs.
+    `library` is Keras 3 or tf-keras, `steps` the number of steps in an epoch, and `first` the number of completed
+    epochs.
     """
 
     class Report(library.callbacks.Callback):  # type: ignore[misc]
@@ -178,11 +174,9 @@ class TrainingTimer:
             tensorflow.profiler.experimental.stop()
 
     def record(self, batches: Iterable[Any], shares: int) -> None:
-        """Add the times of the training to the profile.
+        """Add the times of the training to the profile; reading the batches again shows how long that takes.
 
-        Args:
-            batches: the batches of the training, to measure how long reading them takes.
-            shares: the number of elements of `batches` that are read for a step, one for each device.
+        For each step `shares` elements of `batches` are read, one for each device.
         """
         if not self._seconds:
             return

@@ -22,16 +22,9 @@ def heal(
     context: Context,
     rates: Mapping[str, Rate] = MappingProxyType({}),
 ) -> Facts:
-    """Train a trained model in place; restore its weights if validation is worse afterwards.
+    """Train a trained model in place, as `fit` does; restore its weights if validation is worse afterwards.
 
     After an interruption, call it with the model as it was at the first start; `fit` continues from its checkpoint.
-
-    Args:
-        model: a Keras model, as for `fit`.
-        loss: the value to minimize.
-        settings: the training settings.
-        context: data, seed, progress.
-        rates: the learning rates of weights that differ from the others, as for `fit`.
 
     Returns:
         The facts of `fit`, and `healing`: whether the training is kept (`kept`), and the validation result before and

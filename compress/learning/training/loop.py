@@ -39,8 +39,6 @@ from compress.tasks.base import Head, Specification, Use
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""
 GUESS_BATCH = 64
-LOOKED_AT = 64
-"""Number of training samples that workers compare before a training."""
 LARGE_TARGETS = 1 << 26
 """Bytes of targets above which a guess is made from the measured samples alone."""
 
@@ -129,11 +127,7 @@ class TrainingSettings(EpochSettings):
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
 
     def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
-        """Return the methods that these settings use and that not every task has.
-
-        Args:
-            labels: whether the loss uses the labels.
-        """
+        """Return the methods that these settings use and that not every task has; the loss may use no labels."""
         uses: list[Use] = []
         if self.class_weights != "none":
             uses.append("class weights")
@@ -149,15 +143,10 @@ class TrainingSettings(EpochSettings):
 
 
 def head_of(model: Any, data: Data, specification: Specification = None) -> Head:
-    """Return the meaning of a model's outputs, after a check that model and data fit together.
-
-    Args:
-        model: a Keras model.
-        data: the data; it defines the task.
-        specification: the way to read the outputs, if the layers do not define it (`Context.detector`).
+    """Return the meaning of a model's outputs; `specification` is the way to read them, if the layers do not define it.
 
     Raises:
-        ModelError: they do not fit together.
+        ModelError: the model does not fit the data, which defines the task.
     """
     return task_of(data).head(model, data, specification)
 
@@ -312,7 +301,7 @@ class _Training:
         targets = {split: _targets(context.data, loss, split) for split in splits}
         count = len(targets["train"]["labels"])
         devices = strategies.devices(context.execution)
-        devices.refuse(count, settings.batch_size, settings.gradient_accumulation)
+        devices.refuse(count, settings.batch_size, settings.gradient_accumulation, settings.precision)
         steps = settings.batches_per_epoch(count)
         joined_steps = _steps_per_execution(context.execution.steps_per_execution, steps) if steps_are_joined else 1
         loss = _mixed(_weighted(loss, settings, context.data), settings)
@@ -333,7 +322,7 @@ class _Training:
             unknown = rates.keys() - {variable.path for variable in worker.variables}
             assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
             trainer = devices.trainer(_trainer_class(library, worker, self.loss, devices.count))()
-            optimizer = _optimizer(library, settings, self.steps, rates, devices.count)
+            optimizer = _optimizer(library, settings, self.steps, rates)
             trainer.compile(
                 optimizer,
                 metrics=["accuracy"] if counts_right else None,
@@ -421,16 +410,11 @@ class _Training:
 
     def _what_is_trained(self, first: int) -> list[Any]:
         """Return what must be equal on all workers of a training; `first` is the number of epochs in the checkpoint."""
-        inputs, settings = self.context.data.inputs("train"), self.settings
-        looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
-        arrays = [rows_of(inputs, looked_at), *(targets["labels"] for targets in self.targets.values())]
-        identity = settings.model_dump(mode="json", exclude={"id"})
-        return [
-            [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
-            [identity, self.context.seed, self.loss.name, len(inputs), first],
-            [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in self.model.weights],
-            [[*array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()] for array in arrays],
-        ]
+        version = importlib.metadata.version("tensorflow")
+        settings = self.settings.model_dump(mode="json", exclude={"id"})
+        labels = [hashlib.sha256(targets["labels"].tobytes()).hexdigest() for targets in self.targets.values()]
+        weights = [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in self.model.weights]
+        return [version, settings, self.context.seed, self.loss.name, first, labels, weights]
 
 
 def loss_scale(
@@ -438,14 +422,8 @@ def loss_scale(
 ) -> LossScale:
     """Return what a loss is, and what guessing costs: the best outputs that do not depend on the input.
 
-    The guess has the same loss as the model, so that it is right with class weights and with teachers, too.
-
-    Args:
-        model: the Keras model.
-        loss: the loss.
-        inputs: the training samples [n, ...].
-        targets: the fields of `Batch` besides the inputs, [n, ...] each.
-        seed: selects the samples that guessing is measured on.
+    The guess has the same loss as the model, so that it is right with class weights and with teachers, too. The loss is
+    measured on some samples: `targets` are the fields of `Batch` besides the inputs [n, ...].
     """
     head = loss.head
     shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
@@ -524,7 +502,6 @@ def _optimizer(
     settings: TrainingSettings,
     batches: int,
     rates: Mapping[str, Rate] = MappingProxyType({}),
-    replicas: int = 1,
 ) -> Any:
     """Return Adam with the learning rate schedule and the weight decay of the settings, and the rates of some weights.
 
@@ -539,7 +516,7 @@ def _optimizer(
     adam = _adam(library, rates, settings.weight_decay, total)(
         schedule, gradient_accumulation_steps=several, **averaged
     )
-    return strategies.loss_scaled(adam, replicas) if settings.precision == "mixed_float16" else adam
+    return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
 
 
 def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> Any:
@@ -631,15 +608,10 @@ def _plain(value: Any) -> float | None:
 
 
 def _trainer_class(library: Any, model: Any, loss: Loss, replicas: int) -> type[Any]:
-    """Return the class of a model around the model.
+    """Return the class of a Keras model around the model that is trained.
 
-    Its loss gets the batch and all outputs, its metrics get labels and scores.
-
-    Args:
-        library: Keras.
-        model: the model that is trained.
-        loss: the value to minimize.
-        replicas: number of devices; the gradients of their losses are added.
+    Its loss gets the batch and all outputs, its metrics get labels and scores. The gradients of the losses on all
+    devices (`replicas`) are added.
     """
 
     class Trainer(library.Model):  # type: ignore[misc]

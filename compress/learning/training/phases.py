@@ -31,13 +31,7 @@ VALIDATION = Phase("validation", unit="sample")
 
 
 def training_cost(data: Data, epochs: int, share: float = 1.0) -> float:
-    """Return the cost of a training.
-
-    Args:
-        data: the data.
-        epochs: number of epochs.
-        share: the part of the training split that is trained on.
-    """
+    """Return the cost of a training on a part (`share`) of the training split."""
     train, validation = (len(data.labels(split)) for split in ("train", "validation"))
     return BUILD + epochs * (BACKWARD * share * train + validation)
 
@@ -108,12 +102,7 @@ class TrainingMemory:
 
 
 def memory_estimate(model: Any, inputs: NDArray[np.float32]) -> TrainingMemory:
-    """Return the memory that the training of a model takes.
-
-    Args:
-        model: a Keras model.
-        inputs: the training samples; those in a file take no memory.
-    """
+    """Return the memory that the training of a Keras model takes; training samples in a file take no memory."""
     activations = sum(prod(side or 1 for side in shape[1:]) for shape in _output_shapes(model))
     return TrainingMemory(
         activations=activations * FLOAT_BYTES * ACTIVATION_COPIES,

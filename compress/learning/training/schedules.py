@@ -15,14 +15,7 @@ DROPS = (0.5, 0.75)
 
 
 def schedule(name: Name, highest: float, steps: int, warmup: int) -> Any:
-    """Return a Keras learning rate schedule.
-
-    Args:
-        name: the decay.
-        highest: the learning rate at the start, or after the warmup.
-        steps: number of batches of the training.
-        warmup: number of batches in which the learning rate rises from 0.
-    """
+    """Return a Keras learning rate schedule over some batches; in the first ones (`warmup`) the rate rises from 0."""
     return _schedule()(name, highest, steps, warmup)
 
 
@@ -63,14 +56,10 @@ LARGEST_REST = 0.1
 
 
 def batches_per_update(setting: int, total: int) -> int:
-    """Return the number of batches in each update. Batches that are too few for an update change no weight.
+    """Return the number of batches in each update of a training with `total` batches, by `gradient_accumulation`.
 
-    It is that of the setting, unless too many batches would be left over. Then it is the number that leaves the fewest,
-    at least half of the setting.
-
-    Args:
-        setting: the setting `gradient_accumulation`.
-        total: number of batches of the training.
+    It is the number in the setting, unless too many batches would be left over, which change no weight. Then it is the
+    number that leaves the fewest, at least half of the setting.
 
     Raises:
         StageError: the training has fewer batches than one update.
@@ -88,12 +77,7 @@ def batches_per_update(setting: int, total: int) -> int:
 
 
 def accumulation_note(setting: int, total: int) -> str | None:
-    """Return what to tell the user if another number than that of the setting is used, or many batches are left over.
-
-    Args:
-        setting: the setting `gradient_accumulation`.
-        total: number of batches of the training.
-    """
+    """Return a line for the user if another number than that of the setting is used, or many batches are left over."""
     count = batches_per_update(setting, total)
     lowered = "" if count == setting else f"{count} batches instead of {setting} make an update, to leave over fewer"
     rest = total % count

@@ -136,16 +136,13 @@ class Devices:
             return dataset
         return self.strategy.distribute_datasets_from_function(lambda context: dataset)
 
-    def refuse(self, samples: int, batch_size: int, accumulated: int) -> None:
-        """Refuse batches that cannot be divided among the devices, each of which needs samples for its batch norms.
+    def refuse(self, samples: int, batch_size: int, accumulated: int, precision: str) -> None:
+        """Refuse batches that cannot be divided among the devices, and what Keras cannot do on several devices.
 
-        Args:
-            samples: number of training samples.
-            batch_size: number of samples in a batch; the last one of an epoch may be smaller.
-            accumulated: number of batches whose gradients are averaged for one update.
+        Each device needs samples for its batch norms; the last batch of an epoch may be smaller than `batch_size`.
 
         Raises:
-            StageError: they cannot be divided.
+            StageError: a setting is refused.
         """
         count = self.count
         if batch_size % count:
@@ -165,15 +162,19 @@ class Devices:
                 allowed="1",
                 hint="raise batch_size: each device has a part of the batch",
             )
+        if precision == "mixed_float16" and count > 1:
+            # Keras' LossScaleOptimizer skips a step whose gradients overflow, and each device decides that alone: of
+            # several workers, one would wait without end for a worker that skips the step.
+            raise StageError(
+                "precision: mixed_float16 cannot be used on several devices: all of them must skip the same steps",
+                allowed="mixed_bfloat16, float32",
+            )
 
     def start_together(self, what_is_trained: Callable[[], Any], variables: Sequence[Any]) -> None:
         """Check that all workers train the same, and set the weights to the mean of theirs, which differ by rounding.
 
-        Otherwise workers would exchange gradients of different models without a message.
-
-        Args:
-            what_is_trained: returns JSON values that must be equal on all workers.
-            variables: the weights.
+        Otherwise workers would exchange gradients of different models without a message. The JSON values of
+        `what_is_trained` must be equal on all workers.
 
         Raises:
             StageError: the values differ.
@@ -290,8 +291,7 @@ def devices(execution: Execution) -> Devices:
 def share_of_mean(losses: Any) -> Any:
     """Return this device's part of the mean loss of the whole batch: the sum over its samples / all samples.
 
-    Args:
-        losses: the losses of the samples on this device [n]; n can be 0.
+    There can be no samples on this device.
     """
     import tensorflow
 
@@ -300,41 +300,11 @@ def share_of_mean(losses: Any) -> Any:
     return tensorflow.reduce_sum(losses) / total
 
 
-def loss_scaled(optimizer: Any, replicas: int) -> Any:
-    """Return an optimizer around another one that scales the loss, for float16: Keras' own for one device.
-
-    It skips a step whose gradients are not finite, and halves the scale. With several devices, all of them skip the
-    step if one has such gradients. Keras' own decides before the gradients are added, but as if they were: of several
-    workers, one would wait without end for a worker that skips; of several devices of a worker, the first would decide
-    for all.
-
-    Args:
-        optimizer: the optimizer that updates the weights.
-        replicas: number of devices.
-    """
-    library = keras()
-    if replicas == 1:
-        return library.optimizers.LossScaleOptimizer(optimizer)
-    import tensorflow
-
-    class SharedLossScale(library.optimizers.LossScaleOptimizer):  # type: ignore[misc, name-defined]
-        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-            ops = library.ops
-            overflows = 1 - ops.cast(self.check_finite(grads), "float32")
-            overflows = tensorflow.distribute.get_replica_context().all_reduce("SUM", overflows)
-            divisor = ops.where(overflows > 0, np.nan, 1.0)
-            super().apply([None if grad is None else ops.divide(grad, divisor) for grad in grads], trainable_variables)
-
-    return SharedLossScale(optimizer)
-
-
 @contextmanager
 def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
     """Let XLA compile the steps of a trainer on one device, if `jit_compile` is set.
 
-    Args:
-        trainer: a Keras model after its `compile`, which ignores `jit_compile` where operations are deterministic.
-        execution: how training runs.
+    It is set after the trainer's `compile`, which ignores `jit_compile` where operations are deterministic.
 
     Raises:
         StageError: XLA cannot compile the step.

@@ -148,14 +148,7 @@ def stratified(count: int, labels: Indices, seed: int) -> Indices:
 
 
 def by_error(count: int, labels: Indices, errors: NDArray[np.float64], keep: str = "hardest") -> Indices:
-    """Return the samples with the largest errors in each class, or those around the median.
-
-    Args:
-        count: number of samples to select.
-        labels: [n].
-        errors: [n].
-        keep: "hardest" or "middle".
-    """
+    """Return the samples with the largest errors in each class, or (`keep`: "middle") those around the median."""
     selected = []
     for members, quota in _quotas(count, labels):
         order = members[np.argsort(-errors[members], kind="stable")]
@@ -167,14 +160,9 @@ def by_error(count: int, labels: Indices, errors: NDArray[np.float64], keep: str
 def covering(count: int, labels: Indices, features: NDArray[np.float32]) -> Indices:
     """Return samples such that every other sample of their class is close to one of them: greedy k-centre.
 
-    The first one is the sample closest to the mean of its class, each further one the farthest from all selected ones.
-    Source: Sener and Savarese, Active Learning for Convolutional Neural Networks: A Core-Set Approach, ICLR 2018,
-    algorithm 1.
-
-    Args:
-        count: number of samples to select.
-        labels: [n].
-        features: [n, features].
+    The first one is the sample whose features [n, features] are closest to the mean of its class, each further one the
+    farthest from all selected ones. Source: Sener and Savarese, Active Learning for Convolutional Neural Networks: A
+    Core-Set Approach, ICLR 2018, algorithm 1.
     """
     selected = []
     for members, quota in _quotas(count, labels):
@@ -241,14 +229,8 @@ def _projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: Context) -> tuple[Indices, Facts]:
     """Return the selected samples of the training split, and facts about the selection and its cost.
 
-    The selection is saved in `context.unfinished`, so that an interrupted stage does not repeat it.
-
-    Args:
-        settings: the method.
-        head: the meaning of the model's output.
-        model: the model before the training.
-        trained: returns proxies.
-        context: data, seed, progress.
+    The selection is saved in `context.unfinished`, so that an interrupted stage does not repeat it. `trained` returns
+    proxies of the model.
 
     Raises:
         StageError: there are fewer samples than classes, or the outputs of a proxy are not finite.

@@ -127,11 +127,7 @@ def flat(model: Any, settings: TransferSettings) -> Iterator[Any]:
 
 
 def rates(model: Any, settings: TransferSettings) -> Mapping[str, Rate]:
-    """Return the learning rates of the backbone's weights, by the path of the weight.
-
-    Args:
-        model: a Keras model; one from `flat`, if it is trained with these rates.
-        settings: the settings.
+    """Return the learning rates of the backbone's weights, by the path of the weight, for a training of this model.
 
     Raises:
         ModelError: the model has no backbone.

@@ -306,11 +306,11 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
     def _without_layers(self, artifact: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
         """Quantize a float .tflite file with operators without Keras layers."""
-        from compress.learning.quantization import float_tflite
+        from compress.learning.quantization import post_training
 
         context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
         with context.progress.phase(_QuantizePhases.of(self, context.data).search):
-            result = float_tflite.quantize(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+            result = post_training.quantize_file(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
         for warning in result.warnings:
             context.progress.note(f"quantize: {warning}")
         return result

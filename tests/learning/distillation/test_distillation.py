@@ -39,10 +39,10 @@ class Mislabelled(Blobs):
         return Blobs().inputs(split)
 
 
-def network(keras: Any, filters: int = 4, stride: int = 1, softmax: bool = True, shape: Any = (8, 8, 1)) -> Any:
+def network(keras: Any, filters: int = 4, stride: int = 1, shape: Any = (8, 8, 1)) -> Any:
     image = keras.Input(shape)
     x = keras.layers.Conv2D(filters, 3, stride, padding="same", activation="relu", name="map")(image)
-    scores = keras.layers.Dense(2, "softmax" if softmax else None)(keras.layers.Flatten()(x))
+    scores = keras.layers.Dense(2, "softmax", name="scores")(keras.layers.Flatten()(x))
     return keras.Model(image, scores, name=f"net{filters}")
 
 
@@ -105,16 +105,6 @@ def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> 
     np.testing.assert_allclose(targets.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any, trained: Any, tmp_path: Path) -> None:
-    inputs = Blobs().inputs("validation")
-    teacher = teachers.of_model(trained, Blobs(), "teacher")
-    head = ClassificationHead("logits")
-    loss = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
-    said = teacher.predict(inputs)[0]
-    moved = said + np.array([[0.5, -0.5]], np.float32)
-    assert (computed(loss, moved, inputs=inputs) > computed(loss, said, inputs=inputs)).all()
-
-
 # --- when teachers run ------------------------------------------------------------------
 
 
@@ -154,18 +144,6 @@ def test_a_student_learns_from_its_teacher_alone(keras: Any, trained: Any, tmp_p
     facts = loop.fit(student, loss, settings, stage_context)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     for a, b in zip(before, trained.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp_path: Path) -> None:
-    teacher, trained_weights = teachers.of_model(trained, Blobs(), "teacher"), []
-    for data in (Blobs(), Mislabelled()):
-        keras.utils.set_random_seed(0)
-        student, stage_context = network(keras), context(data, tmp_path)
-        loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, SETTINGS, stage_context)
-        loop.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), stage_context)
-        trained_weights.append(student.get_weights())
-    for a, b in zip(*trained_weights, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -382,35 +360,20 @@ def test_the_last_maps_of_one_size_are_found_and_others_by_name(keras: Any, trai
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("student", "teacher", "match", "message"),
     [
-        (
-            Features(pairs=(Pair(student="fore", teacher="map"),)),
-            r"student 'deep' has no layer 'fore'; allowed: .*four",
-        ),
-        (Features(pairs=(Pair(student="four", teacher="mop"),)), "teacher 'net6' has no layer 'mop'.*did you mean"),
-        (
-            Features(pairs=(Pair(student="vector", teacher="map"),)),
-            r"'vector' has the shape \[5\], 'map' has \[8, 8, 6\]",
-        ),
-        (
-            Features(pairs=(Pair(student="vector", teacher="dense"),), match="attention"),
-            "same number of dimensions, 2 to 3",
-        ),
+        ("fore", "map", "projected", r"student 'deep' has no layer 'fore'; allowed: .*four"),
+        ("four", "mop", "projected", "teacher 'net6' has no layer 'mop'.*did you mean"),
+        ("vector", "map", "projected", r"'vector' has the shape \[5\], 'map' has \[8, 8, 6\]"),
+        ("vector", "scores", "attention", "same number of dimensions, 2 to 3"),
     ],
 )
-def test_layers_that_cannot_be_compared_are_refused(keras: Any, trained: Any, how: Features, message: str) -> None:
-    teacher = keras.Model(trained.inputs[0], trained.outputs[0], name="net6")
-    how = how.model_copy(
-        update={
-            "pairs": tuple(
-                pair.model_copy(update={"teacher": trained.layers[-1].name}) if pair.teacher == "dense" else pair
-                for pair in how.pairs
-            )
-        }
-    )
+def test_layers_that_cannot_be_compared_are_refused(
+    keras: Any, student: str, teacher: str, match: Any, message: str
+) -> None:
+    how = Features(pairs=(Pair(student=student, teacher=teacher),), match=match)
     with pytest.raises(ModelError, match=message):
-        watched(keras, deep(keras), teacher, how)
+        watched(keras, deep(keras), network(keras, 6), how)
 
 
 def test_features_that_say_nothing_are_refused(keras: Any) -> None:

@@ -206,15 +206,6 @@ def wide(keras: Any) -> Any:
     return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), name="wide")
 
 
-def test_the_array_s_blocks_are_seen(keras: Any) -> None:
-    """64 channels are one block, and 68 are two: the last 4 save more than 5 times the average of 4 before."""
-    prunable = prepared(wide(keras))
-    full = prunable.full_widths
-    slower, faster = ((full[0], count, *full[2:]) for count in (68, 64))
-    saved = prunable.costs.compute_ms(slower) - prunable.costs.compute_ms(faster)
-    assert saved > 5 * (prunable.costs.compute_ms(full) - prunable.costs.compute_ms(slower)) / 15
-
-
 def test_a_removal_that_saves_nothing_is_not_made(keras: Any) -> None:
     prunable = prepared(wide(keras))
     for keep in (0.9, 0.6, 0.3):
@@ -304,20 +295,13 @@ def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any, last: str)
         prepared(model)
 
 
-def test_a_model_that_cannot_be_followed_is_told_why(keras: Any) -> None:
-    image = keras.Input((8, 8, 3))
-    x = keras.layers.LayerNormalization(name="norm")(keras.layers.Conv2D(8, 3)(image))
-    model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(x)))
-    with pytest.raises(StageError, match="no channel of this model can be removed: norm cannot be followed"):
-        prepared(model)
-
-
-def test_recurrent_layers_are_named_as_what_cannot_be_followed(keras: Any) -> None:
+def test_layers_that_cannot_be_followed_are_named(keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((6, 4))
-    x = layers.Bidirectional(layers.LSTM(8, return_sequences=True), name="both")(image)
+    x = layers.LayerNormalization(name="norm")(layers.Conv1D(8, 3)(image))
+    x = layers.Bidirectional(layers.LSTM(8, return_sequences=True), name="both")(x)
     model = keras.Model(image, layers.Dense(3)(layers.GRU(8, name="last")(x)))
-    with pytest.raises(StageError, match="no channel of this model can be removed: both, last cannot be followed"):
+    with pytest.raises(StageError, match="removed: norm, both, last cannot be followed"):
         prepared(model)
 
 
@@ -389,16 +373,6 @@ def test_the_search_finds_nearly_the_best_choice(
 
 def lost(losses: ImportanceLosses, widths: Widths) -> float:
     return sum(float(group_losses[count]) for group_losses, count in zip(losses, widths, strict=True))
-
-
-def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_right(keras: Any) -> None:
-    prunable = prepared(networks.branches(keras))
-    random = np.random.default_rng(0)
-    for _ in range(5):
-        pairs = zip(prunable.minimum_widths, prunable.full_widths, strict=True)
-        widths = tuple(int(random.integers(low, high + 1)) for low, high in pairs)
-        smaller = prunable.pruned(widths)
-        assert prunable.costs.parameters(widths) == keras_graph.build(smaller).count_params()
 
 
 def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:

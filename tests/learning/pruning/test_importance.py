@@ -12,7 +12,6 @@ from blobs import Blobs
 from compress.learning.pruning.importance import (
     ImportanceSamples,
     gated_model,
-    importance_scores,
     taylor_scores,
     weight_scores,
 )
@@ -103,18 +102,6 @@ def test_norms_of_weights(keras: Any, method: Any) -> None:
         expected = expected * np.abs(gamma) / np.sqrt(variance + norm.epsilon)
     score = weight_scores(net, channels, method)[channels.layouts[LayerOutput(conv.name)]]
     np.testing.assert_allclose(score, expected / expected.mean(), 1e-5)
-
-
-def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None:
-    model = networks.plain(keras)
-    conv, norm = (layer for layer in model.layers[1:3])
-    gamma, *rest = norm.get_weights()
-    gamma[3] = 0
-    norm.set_weights([gamma, *rest])
-    net = keras_graph.read(model)
-    channels = structure.find_groups(net)
-    score = importance_scores(net, channels, "batch_norm", None)[channels.layouts[LayerOutput(conv.name)]]
-    assert score.argmin() == 3
 
 
 def test_curves_say_what_removing_does(keras: Any) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compress.learning.quantization import calibration, constant_biases, export, float_tflite
+from compress.learning.quantization.search import file_outputs
 from compress.model.ir import keras_graph
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph
-from compress.model.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 IMAGES = np.random.default_rng(1).standard_normal((40, 6, 6, 3)).astype(np.float32)
@@ -31,24 +30,23 @@ def model_of(keras: Any, kind: str) -> Any:
     return model
 
 
-def check(content: bytes, model: Any, folder: Path) -> None:
-    (folder / "model.tflite").write_bytes(content)
-    rows = LoadedModel(folder / "model.tflite", reproducible=True).scores(IMAGES)
+def check(content: bytes, model: Any) -> None:
+    rows = file_outputs(content, IMAGES)
     expected = np.asarray(model(IMAGES)).reshape(rows.shape)
     step = np.ptp(expected) / 255
     assert np.abs(rows - expected).max() < 3 * step
 
 
 @pytest.mark.parametrize("kind", ["Conv2D", "DepthwiseConv2D", "Conv2DTranspose"])
-def test_every_channel_has_its_bias(keras: Any, kind: str, tmp_path: Path) -> None:
+def test_every_channel_has_its_bias(keras: Any, kind: str) -> None:
     model = model_of(keras, kind)
     network = canonical(keras_graph.read(model))
-    check(export.convert(network, calibration.calibrate(network, IMAGES)), model, tmp_path)
+    check(export.convert(network, calibration.calibrate(network, IMAGES)), model)
 
 
-def test_every_channel_has_its_bias_after_the_calibration_of_the_converter(keras: Any, tmp_path: Path) -> None:
+def test_every_channel_has_its_bias_after_the_calibration_of_the_converter(keras: Any) -> None:
     model = model_of(keras, "Conv2D")
-    check(float_tflite.convert(export.convert_float(model), IMAGES), model, tmp_path)
+    check(float_tflite.convert(export.convert_float(model), IMAGES), model)
 
 
 def test_the_converter_still_needs_the_correction(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import networks
@@ -10,10 +9,10 @@ import pytest
 from compress.core.errors import ModelError, StageError
 from compress.learning.quantization import calibration, export, fake_quantization, quantizer_placement
 from compress.learning.quantization.plan import QuantizationPlan, nudged, on_grid
+from compress.learning.quantization.search import file_outputs
 from compress.model.ir import keras_graph as network
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph
-from compress.model.tflite.interpreter import LoadedModel
 from compress.targets import load
 from compress.targets.edgetpu.placement import place
 
@@ -31,20 +30,8 @@ def quantized(keras: Any, builder: networks.Builder, io: Any = "int8") -> tuple[
     return model, plan, export.convert(folded, plan, io)
 
 
-@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
-    model, _, content = quantized(keras, builder)
-    path = tmp_path / "model.tflite"
-    path.write_bytes(content)
-    expected = np.asarray(model(images(30)))
-    actual = LoadedModel(path, reproducible=True).scores(images(30))
-    scale = np.abs(expected).max()
-    assert np.abs(actual - expected).max() < 0.06 * scale
-    assert np.corrcoef(actual.ravel(), expected.ravel())[0, 1] > 0.99
-
-
 @pytest.mark.parametrize("names", [("sigmoid", None), (None, "tanh"), ("sigmoid", "tanh"), ("sigmoid", "sigmoid")])
-def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Path, names: tuple[Any, Any]) -> None:
+def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, names: tuple[Any, Any]) -> None:
     image, layers = keras.Input((12, 12, 3)), keras.layers
     parts = [layers.Conv2D(4, 3, activation=name)(image) for name in names]
     features = layers.Conv2D(4, 3)(layers.Concatenate()(parts))
@@ -55,15 +42,20 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
     prescribed = quantizer_placement.fixed(folded, quantizer_placement.find(folded))
     assert [*prescribed.values()] == ([(0.0, 255 / 256)] if names == ("sigmoid", "sigmoid") else [])
     export.refuse_mismatch(folded, plan)
-    (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
     expected = np.asarray(model(images(30)))
-    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(images(30))
+    actual = file_outputs(export.convert(folded, plan), images(30))
     assert np.abs(actual - expected).max() < 0.06 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
-    _, _, content = quantized(keras, builder)
+def test_the_file_is_integer_computes_what_the_model_does_and_maps_to_the_edge_tpu(
+    keras: Any, builder: networks.Builder
+) -> None:
+    model, _, content = quantized(keras, builder)
+    expected = np.asarray(model(images(30)))
+    actual = file_outputs(content, images(30))
+    assert np.abs(actual - expected).max() < 0.06 * np.abs(expected).max()
+    assert np.corrcoef(actual.ravel(), expected.ravel())[0, 1] > 0.99
     parsed = graph.parse(content)
     assert not export.float_operators(content)
     assert {"DEQUANTIZE", "QUANTIZE"}.isdisjoint(operator.name for operator in parsed.operators)
@@ -92,20 +84,6 @@ def test_the_ranges_in_the_file_are_those_of_the_plan(keras: Any) -> None:
     }
     planned = {round(high - low, 4) for low, high in plan.ranges.values()}
     assert stored == planned
-
-
-def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> None:
-    model = networks.randomized(networks.plain(keras))
-    folded = canonical(network.read(model))
-    plan = calibration.calibrate(folded, images(20))
-    name = next(name for name in plan.ranges if "pool" in name)
-    wider = QuantizationPlan({**plan.ranges, name: nudged(0.0, 100.0)}, "by hand")
-    scales = []
-    for quantization_plan in (plan, wider):
-        parsed = graph.parse(export.convert(folded, quantization_plan))
-        scales.append([t.quantization.scale for t in parsed.tensors if t.quantization and not t.is_constant])
-    changed = [a for a, b in zip(*scales, strict=True) if a != b]
-    assert len(changed) == 1
 
 
 def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) -> None:
@@ -238,13 +216,6 @@ def test_a_split_of_which_one_part_is_taken_is_quantized_every_time(keras: Any) 
     folded = canonical(network.read(keras.Model(image, x)))
     plan = calibration.calibrate(folded, np.random.default_rng(0).random((8, 4, 4, 4), np.float32))
     assert len({export.convert(folded, plan) for _ in range(4)}) == 1
-
-
-def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
-    model = networks.randomized(networks.inverted_residual(keras))
-    folded = canonical(network.read(model))
-    plan = calibration.calibrate(folded, images(8))
-    assert export.convert(folded, plan) == export.convert(folded, plan)
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)

@@ -14,11 +14,11 @@ from blobs import Blobs, context
 
 from compress.learning.quantization import calibration, export, qat, quantizer_placement
 from compress.learning.quantization.plan import QuantizationPlan, nudged
+from compress.learning.quantization.search import file_outputs
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir import keras_graph
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph
-from compress.model.tflite.interpreter import LoadedModel
 from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
@@ -29,14 +29,13 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize("name", layers.ALL)
-def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: str, tmp_path: Path) -> None:
+def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: str) -> None:
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     model = layers.model(keras, layers.ALL[name])
     folded = canonical(keras_graph.read(model))
     plan = calibration.calibrate(folded, samples)
     content = export.convert(folded, plan)  # refuses float operators
-    (tmp_path / "m.tflite").write_bytes(content)
-    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    actual = file_outputs(content, samples)
     expected = np.asarray(model(samples, training=False))
     assert snr_db(expected, actual).mean() > 25
     simulated = np.asarray(qat.simulated(folded, plan)(samples, training=False))
@@ -68,8 +67,7 @@ def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.001)
     trained, learnt, _ = qat.train(folded, plan, settings, context(data, tmp_path))
-    (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
-    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
+    actual = file_outputs(export.convert(trained, learnt), data.inputs("validation"))
     simulated = np.asarray(qat.simulated(trained, learnt)(data.inputs("validation"), training=False))
     assert snr_db(simulated, actual).mean() > 25
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import networks
@@ -15,7 +14,6 @@ from compress.learning.quantization import (
     calibration,
     equalization,
     export,
-    post_training,
     search,
 )
 from compress.learning.quantization.post_training import quantize
@@ -24,7 +22,7 @@ from compress.learning.quantization.search import Search, file_outputs
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir import keras_graph
-from compress.model.ir.keras_graph import LayerOutput, Network
+from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes.fold import canonical
 from compress.tasks.base import snr_db
 
@@ -103,12 +101,11 @@ def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest
 def test_candidates_that_change_next_to_nothing_are_not_tried(keras: Any) -> None:
     network = canonical(keras_graph.read(networks.randomized(networks.plain(keras))))
     one = np.repeat(images(1), 60, axis=0)  # all methods that do not clip find the same extremes
-    range_search = Search(network, one, images(40, 1))
-    range_search.ranges(["minmax", "sample_percentile"])
-    (skipped,) = range_search.skipped
+    found = Search(network, one, images(40, 1)).ranges(["minmax", "sample_percentile"]).found
+    (skipped,) = found.skipped
     assert (skipped.step, skipped.choice) == ("ranges", "sample_percentile")
     assert skipped.reason == "its ranges equal those of minmax"
-    assert [trial.choice for trial in range_search.trials] == ["minmax"]
+    assert [trial.choice for trial in found.trials] == ["minmax"]
 
 
 def test_the_search_is_repeated_with_files_where_the_simulation_is_wrong(
@@ -123,29 +120,3 @@ def test_the_search_is_repeated_with_files_where_the_simulation_is_wrong(
     )
     assert {trial.measured_on for trial in result.trials} == {"file"}
     assert "the simulation differs from the .tflite file: the search was repeated with files" in result.warnings
-
-
-def test_a_plan_replaces_the_search(keras: Any) -> None:
-    model = networks.randomized(networks.plain(keras))
-    first = quantize(model, images(60), images(40, 1), PostTrainingSettings(ranges="minmax", equalize="off"))
-    assert first.plan is not None
-    point = next(name for name in first.plan.ranges if "re_lu" in name)
-    low, high = first.plan.ranges[point]
-    wider = replace(first.plan, ranges={**first.plan.ranges, point: (low, 2 * high)}, method="by hand")
-    result = post_training.quantize(model, images(60), images(40, 1), plan=wider)
-    assert [trial.step for trial in result.trials] == ["plan"]
-    assert result.ranges == "by hand"
-    assert result.content != first.content
-
-
-def test_the_largest_magnitudes_of_channels(keras: Any) -> None:
-    del keras
-    extremes = activation_statistics.Extremes(
-        np.array([[-4.0, 0.0], [-1.0, 0.0]], np.float32), np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    )
-    assert extremes.largest(100).tolist() == [4.0, 6.0]
-    halved = extremes.divided(np.array([2.0, 1.0]))
-    assert halved.largest(100).tolist() == [2.0, 6.0]
-    statistics = activation_statistics.summarized({LayerOutput("x"): halved}, {LayerOutput("x"): "x"}, {}, {}, {})
-    assert statistics.low["x"].tolist() == [-2.0, -0.5]
-    assert statistics.high["x"].tolist() == [2.0, 6.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import networks
@@ -11,11 +10,11 @@ import pytest
 
 from compress.learning.quantization import calibration, export, quantizer_placement
 from compress.learning.quantization.plan import QuantizationPlan
+from compress.learning.quantization.search import file_outputs
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput
 from compress.model.ir.layer_specs.functions import SATURATION
 from compress.model.ir.passes.fold import canonical
-from compress.model.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 ROWS = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
@@ -41,7 +40,7 @@ def network_of(keras: Any, *, with_another_reader: bool = False) -> keras_graph.
     return canonical(keras_graph.read(model))
 
 
-def test_the_range_in_front_of_a_silu_ends_at_its_limit(keras: Any, tmp_path: Path) -> None:
+def test_the_range_in_front_of_a_silu_ends_at_its_limit(keras: Any) -> None:
     network = network_of(keras)
     plan = calibration.calibrate(network, ROWS)
     low, high = plan.ranges["wide"]
@@ -49,8 +48,7 @@ def test_the_range_in_front_of_a_silu_ends_at_its_limit(keras: Any, tmp_path: Pa
     assert high > 20
     reached = {}
     for name, ranges in (("limited", plan.ranges), ("whole", {**plan.ranges, "wide": (-high * 5, high)})):
-        (tmp_path / name).write_bytes(export.convert(network, QuantizationPlan(ranges, name)))
-        rows = LoadedModel(tmp_path / name, reproducible=True).scores(ROWS)
+        rows = file_outputs(export.convert(network, QuantizationPlan(ranges, name)), ROWS)
         reached[name] = np.square(rows - np.asarray(keras_graph.build(network)(ROWS))).mean()
     assert reached["limited"] < 0.7 * reached["whole"]
 

@@ -25,9 +25,18 @@ from compress.learning.quantization import (
 )
 from compress.learning.quantization import search as search_module
 from compress.learning.quantization.activation_statistics import ActivationHistogram, Statistics
-from compress.learning.quantization.plan import QuantizationPlan, nudged, packed, unpacked
+from compress.learning.quantization.plan import (
+    QuantizationPlan,
+    grid,
+    gridded,
+    nudged,
+    packed,
+    rounded,
+    shifted,
+    unpacked,
+)
 from compress.learning.quantization.quantizer_placement import without_softmax
-from compress.learning.quantization.search import Search, file_outputs
+from compress.learning.quantization.search import Found, Search, SearchState, file_outputs
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput, Network
@@ -75,17 +84,6 @@ def _pairs(a: Network, b: Network, name: str) -> list[tuple[NDArray[Any], NDArra
     return list(zip(a.layers[name].weights, b.layers[name].weights, strict=True))
 
 
-def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
-    layers = keras.layers
-    image = keras.Input((12, 12, 3))
-    free = layers.Conv2D(4, 3, name="free")(image)
-    held = layers.Conv2D(4, 3, name="held")(layers.ReLU()(free))
-    last = layers.Conv2D(4, 3, name="last")(layers.ReLU(6.0)(held))
-    channels = equalization.follow(canonical(keras_graph.read(keras.Model(image, last))))
-    pinned = {name: channels.pinned[channels.layouts[LayerOutput(name)]].any() for name in ("free", "held", "last")}
-    assert pinned == {"free": False, "held": True, "last": True}
-
-
 def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None:
     """Of four channels one is clipped, one reaches 5.8, and two are small; the outputs on the samples do not change."""
     keras.utils.set_random_seed(0)
@@ -124,19 +122,6 @@ def test_factors_from_weights_undo_an_imbalance(keras: Any, builder: networks.Bu
     for name, layer in expected.layers.items():
         for a, b in zip(layer.weights, actual.layers[name].weights, strict=True):
             np.testing.assert_allclose(a, b, atol=0.05 * np.abs(a).max(), rtol=0.05)
-
-
-def test_a_plan_holds_its_factors(keras: Any) -> None:
-    net = folded(keras, networks.branches)
-    channels = equalization.follow(net)
-    factors = equalization.from_weights(net, channels)
-    plan = QuantizationPlan({}, "by hand", equalization.by_layer(net, channels, factors))
-    stored = json.loads(plan.to_json())["factors"]
-    again = equalization.applied(net, {name: tuple(values) for name, values in stored.items()})
-    expected = equalization.scaled(net, channels, factors)
-    for name in net.layers:
-        for a, b in _pairs(expected, again, name):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["conv2d_999", "dense"])
@@ -338,9 +323,7 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
 
     deviations = []
     for bias_shifts in ({}, shifts):
-        quantized = fake_quantization.insert(
-            bias_correction.shifted(export.gridded(net), bias_shifts), quantizer_placement.find(net), plan
-        )
+        quantized = fake_quantization.insert(shifted(gridded(net), bias_shifts), quantizer_placement.find(net), plan)
         means = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
         deviations.append(np.abs(means - expected_means).max())
     assert deviations[1] < 0.05 * deviations[0]
@@ -349,61 +332,59 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
 # --- the search -------------------------------------------------------------------------
 
 
-def searched(net: Network, samples: NDArray[np.float32], *, full: bool = False) -> Search:
-    search = Search(net, samples, images(48, seed=9), "int8", file_outputs if full else None)
-    search.ranges(["minmax", "sample_percentile"])
-    search.equalization()
-    search.bias()
-    return search
+def search_of(net: Network, samples: NDArray[np.float32], *, full: bool = False) -> Search:
+    return Search(net, samples, images(48, seed=9), "int8", file_outputs if full else None)
 
 
-def quality(search: Search) -> float:
-    return max(trial.snr_db for trial in search.trials if trial.kept)
+def searched(search: Search) -> SearchState:
+    return search.with_corrected_biases(search.equalized(search.ranges(["minmax", "sample_percentile"])))
+
+
+def quality(found: Found) -> float:
+    return max(trial.snr_db for trial in found.trials if trial.kept)
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: bool) -> None:
     net = folded(keras, networks.plain)
-    plain, hard = (searched(network, images(60), full=full) for network in (net, imbalanced(net, 64.0)))
+    search = search_of(imbalanced(net, 64.0), images(60), full=full)
+    plain, hard = (searched(each).found for each in (search_of(net, images(60), full=full), search))
     first = next(trial for trial in hard.trials if trial.choice == "minmax")
     assert first.snr_db < quality(plain) - 8  # the result of a plain conversion
     assert quality(hard) > quality(plain) - 3
     assert any(trial.kept for trial in hard.trials if trial.step == "equalization")
     assert hard.plan.factors
-    assert not export.float_operators(hard.content)
+    assert not export.float_operators(search.content(hard))
 
 
 def test_factors_are_tried_again_but_never_twice(keras: Any) -> None:
-    search = searched(imbalanced(folded(keras, networks.plain), 64.0), images(60))
-    search.ranges(["mse"])
-    before, count = search.plan, len(search.trials)
-    search.equalization()
-    again = search.trials[count:]
+    search = search_of(imbalanced(folded(keras, networks.plain), 64.0), images(60))
+    before = search.ranges(["mse"], searched(search))
+    after, count = search.equalized(before), len(before.found.trials)
+    again = after.found.trials[count:]
     assert {trial.step for trial in again} == {"equalization"}
-    assert len(again) == len([t for t in search.trials[:count] if t.step == "equalization"]) - 1
-    assert (search.plan is not before) == any(trial.kept for trial in again)
+    assert len(again) == len([trial for trial in before.found.trials if trial.step == "equalization"]) - 1
+    assert (after.plan is not before.plan) == any(trial.kept for trial in again)
 
 
 def test_a_corrupt_sample_does_no_harm(keras: Any) -> None:
     net = folded(keras, networks.plain)
     damaged = images(200)
     damaged[7] *= 50
-    clean, hurt = searched(net, images(200)), searched(net, damaged)
-    assert next(trial.choice for trial in hurt.trials if trial.kept).endswith("without outliers")
-    assert hurt.trials[0].choice == "minmax"  # with the corrupt sample
+    clean, hurt = (searched(search_of(net, samples)) for samples in (images(200), damaged))
+    assert next(trial.choice for trial in hurt.found.trials if trial.kept).endswith("without outliers")
+    assert hurt.found.trials[0].choice == "minmax"  # with the corrupt sample
     assert len(hurt.samples) == len(hurt.ordinary) == 199
-    assert any("1 of 200 calibration samples" in warning for warning in hurt.warnings)
-    assert quality(hurt) > quality(clean) - 3
+    assert any("1 of 200 calibration samples" in warning for warning in hurt.found.warnings)
+    assert quality(hurt.found) > quality(clean.found) - 3
 
 
 def test_what_does_not_help_is_not_kept(keras: Any) -> None:
-    search = searched(folded(keras, networks.plain), images(60), full=True)
-    kept = {trial.step: trial for trial in search.trials if trial.kept}
+    trials = searched(search_of(folded(keras, networks.plain), images(60), full=True)).found.trials
+    kept = {trial.step: trial for trial in trials if trial.kept}
     best = kept["ranges"].snr_db
-    assert all(trial.snr_db < best + 3 for trial in search.trials)
-    assert [set(row) for row in search.to_json()] == [
-        {"step", "choice", "samples", "snr_db", "agreement", "kept", "measured_on"}
-    ] * 6
+    assert all(trial.snr_db < best + 3 for trial in trials)
+    assert len(trials) == 6
 
 
 def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,20 +404,19 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
 
     search = Search(net, images(40), images(64, seed=9), "int8", run)
     monkeypatch.setattr(export, "convert", lambda net, plan, io: plan.method.split()[0].encode())
-    search.ranges(["minmax", "percentile", "mse", "entropy"])
-    assert [(trial.choice, trial.samples) for trial in search.trials] == [
+    found = search.ranges(["minmax", "percentile", "mse", "entropy"]).found
+    assert [(trial.choice, trial.samples) for trial in found.trials] == [
         ("minmax", 16),
         ("percentile", 16),
         ("mse", 64),
         ("entropy", 16),
     ]
     first = [
-        float(snr_db(expected[:16], (expected + wrong[trial.choice] * noise)[:16]).mean()) for trial in search.trials
+        float(snr_db(expected[:16], (expected + wrong[trial.choice] * noise)[:16]).mean()) for trial in found.trials
     ]
-    assert [trial.snr_db for trial in search.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
+    assert [trial.snr_db for trial in found.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
     assert ran == [16, 16, 16, 48, 48, 16]
-    assert search.range_method == "entropy"
-    assert json.loads(json.dumps(search.to_json())) == search.to_json()
+    assert found.best.range_method == "entropy"
 
 
 def test_signal_to_noise() -> None:
@@ -506,9 +486,9 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
     chosen = adaround.rounded_up(net, images(64))
     assert chosen
     plan = QuantizationPlan({}, "by hand", rounding=chosen)
-    nearest, learnt = export.gridded(net), export.gridded(net, plan)
+    nearest, learnt = gridded(net), gridded(net, plan)
     for name in chosen:
-        kernel, step = net.layers[name].weights[0], adaround.grid(net.layers[name])
+        kernel, step = net.layers[name].weights[0], grid(net.layers[name])
         moved = learnt.layers[name].weights[0] / step
         np.testing.assert_allclose(moved, np.rint(moved), atol=1e-3)  # on the grid
         assert np.abs(moved - kernel / step).max() < 1.001  # rounded down or up
@@ -534,7 +514,7 @@ def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
     up = np.random.default_rng(0).random(shape) < 0.5
     changed = replace(plan, rounding={name: packed(up)})
     np.testing.assert_array_equal(unpacked(json.loads(changed.to_json())["rounding"][name], shape), up)
-    expected = adaround.applied(net.layers[name], up) / adaround.grid(net.layers[name])
+    expected = rounded(net.layers[name], up) / grid(net.layers[name])
     parsed = graph.parse(export.convert(net, changed))
     stored = [tensor.array() for tensor in parsed.tensors if tensor.is_constant and len(tensor.shape) == 4]
     assert any(np.array_equal(np.moveaxis(np.rint(expected), -1, 0), codes) for codes in stored)
@@ -561,8 +541,7 @@ class ByTwoOutputs(Judge):
 def test_no_output_pays_for_the_gain_of_others(keras: Any, gain: tuple[float, float], kept: str) -> None:
     net = folded(keras, networks.plain)
     search = Search(net, images(8), images(8), judge=ByTwoOutputs((0.0, 0.0), gain))
-    search.ranges(["minmax", "mse"])
-    assert search.range_method == kept
+    assert search.ranges(["minmax", "mse"]).range_method == kept
 
 
 class ByRareError(Judge):
@@ -587,5 +566,4 @@ class ByRareError(Judge):
 def test_most_samples_decide_unless_the_whole_error_grows(keras: Any, factor: float, kept: str) -> None:
     net = folded(keras, networks.plain)
     search = Search(net, images(8), images(8), judge=ByRareError(factor))
-    search.ranges(["minmax", "mse"])
-    assert search.range_method == kept
+    assert search.ranges(["minmax", "mse"]).range_method == kept

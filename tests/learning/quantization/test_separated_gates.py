@@ -96,12 +96,6 @@ def test_equalization_is_needed(keras: Any) -> None:
     assert not [trial for trial in result.trials if trial.step == "gates"]
 
 
-def test_files_are_compared_with_a_full_search(keras: Any) -> None:
-    result = quantized(model_of(keras), PostTrainingSettings(ranges="minmax", search="full"))
-    assert result.calibrated()[1].separated_gates == ("act",)
-    assert {trial.measured_on for trial in result.trials if trial.step == "gates"} == {"file"}
-
-
 def test_a_stored_plan_makes_the_same_file(keras: Any, tmp_path: Path) -> None:
     model = model_of(keras)
     result = quantized(model)
@@ -152,13 +146,10 @@ def test_both_layers_are_trained(keras: Any, tmp_path: Path) -> None:
 
 def test_a_search_is_repeated_with_files(keras: Any) -> None:
     search = Search(canonical(keras_graph.read(model_of(keras))), IMAGES[:64], IMAGES[64:])
-    search.ranges(["minmax"])
-    assert search.gates()
-    again = search.restarted(file_outputs)
-    again.ranges(["minmax"])
-    assert not again.plan.separated_gates
-    assert again.gates()
-    assert again.simulation_agrees()
+    for repeated in (search, replace(search, as_file=file_outputs)):
+        found = repeated.with_separated_gates(repeated.ranges(["minmax"])).found
+        assert found.plan.separated_gates == ("act",)
+    assert repeated.verified(found) is found
 
 
 def test_statistics_of_the_first_factor_are_not_limited(keras: Any) -> None:

@@ -12,7 +12,7 @@ from compress.learning.replacement import squeeze_excite
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput
-from compress.model.ir.layer_specs.functions import POINTS, Activation, recognize
+from compress.model.ir.layer_specs.functions import Activation
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,6 +35,11 @@ def around(keras: Any, middle: Callable[[Any], Any]) -> Any:
 def replaced(model: Any, kinds: tuple[Activation, ...] = ALL, by: str = "relu") -> tuple[Any, Replacements]:
     network, replacements = replace_by_relu(keras_graph.read(model), kinds, by)
     return keras_graph.build(network), replacements
+
+
+def counts(replacements: Replacements) -> dict[str, int]:
+    """Return the number of replaced layers of each kind."""
+    return {kind: len(layers) for kind, layers in replacements.replaced.items()}
 
 
 def same(model: Any, other: Any, inputs: np.ndarray) -> None:
@@ -80,7 +85,7 @@ def test_every_spelling_is_recognised_and_becomes_a_relu(keras: Any, spelling: s
     kind, middle = SPELLINGS[spelling]
     model = around(keras, lambda x: middle(keras, x))
     new_model, replacements = replaced(model)
-    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {kind: 1}
+    assert counts(replacements) == {kind: 1}
     expected = around(keras, keras.layers.ReLU())
     expected.set_weights(model.get_weights())
     same(new_model, expected, images())
@@ -116,9 +121,8 @@ def test_what_only_looks_like_one_is_not_taken_for_one(keras: Any, middle: Any) 
 
 def test_a_scaled_silu_becomes_a_scaled_relu(keras: Any) -> None:
     new_model, replacements = replaced(around(keras, lambda x: x * keras.ops.sigmoid(x) * 1.7))
-    assert [*replacements.replaced] == ["silu"]
-    expected = around(keras, lambda x: keras.ops.relu(x) * 1.7)
-    same(new_model, expected, images())
+    assert counts(replacements) == {"silu": 1}
+    same(new_model, around(keras, lambda x: keras.ops.relu(x) * 1.7), images())
 
 
 def test_activations_inside_layers_are_replaced(keras: Any) -> None:
@@ -134,11 +138,7 @@ def test_activations_inside_layers_are_replaced(keras: Any) -> None:
         return keras.Model(image, layers.Dense(2)(layers.Dense(4, activation=fourth)(layers.Flatten()(x))))
 
     new_model, replacements = replaced(net("silu", "leaky_relu", "gelu", layers.LeakyReLU(0.1)), by="relu6")
-    assert {what: len(names) for what, names in replacements.replaced.items()} == {
-        "silu": 1,
-        "leaky_relu": 2,
-        "gelu": 1,
-    }
+    assert counts(replacements) == {"silu": 1, "leaky_relu": 2, "gelu": 1}
     same(new_model, net("relu6", "relu6", "relu6", "relu6"), images() * 20)
 
 
@@ -154,7 +154,7 @@ def test_activations_that_are_wrapped_are_replaced(keras: Any) -> None:
         return around(keras, all_of_them)
 
     new_model, replacements = replaced(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
-    assert {what: len(names) for what, names in replacements.replaced.items()} == {"leaky_relu": 2, "elu": 1}
+    assert counts(replacements) == {"leaky_relu": 2, "elu": 1}
     same(new_model, net(layers.ReLU(), layers.ReLU(), layers.ReLU(4.0)), images())
 
 
@@ -197,7 +197,7 @@ def test_activations_in_a_row_are_each_replaced(keras: Any) -> None:
     new_model, replacements = replaced(
         around(keras, lambda x: keras.ops.gelu(hard(hard(keras.layers.Activation("silu")(x)))))
     )
-    assert {what: len(names) for what, names in replacements.replaced.items()} == {"silu": 1, "hard_silu": 2, "gelu": 1}
+    assert counts(replacements) == {"silu": 1, "hard_silu": 2, "gelu": 1}
     same(new_model, around(keras, keras.layers.ReLU()), images())
 
 
@@ -218,13 +218,9 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
         return keras.Model([image, other], {"sum": layers.Flatten()(x + y), "other": layers.Flatten()(z)})
 
     new_model, replacements = replaced(net(hard, "silu"))
-    assert {what: len(names) for what, names in replacements.replaced.items()} == {
-        "hard_silu": 1,
-        "silu": 1,
-    }  # both shared
+    assert counts(replacements) == {"hard_silu": 1, "silu": 1}  # both shared
     inputs = [images(), images() + 1]
-    expected = net(keras.layers.ReLU(), "relu")(inputs)
-    actual = new_model(inputs)
+    expected, actual = (each(inputs) for each in (net(keras.layers.ReLU(), "relu"), new_model))
     assert actual.keys() == {"sum", "other"}
     for name in expected:
         np.testing.assert_allclose(np.asarray(actual[name]), np.asarray(expected[name]), atol=1e-5)
@@ -262,13 +258,6 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
 
 
-def test_a_function_is_recognised_by_its_values() -> None:
-    assert recognize(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
-    assert recognize(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
-    for values in (POINTS, np.maximum(POINTS, 0), np.abs(POINTS), np.full_like(POINTS, np.nan), np.tanh(POINTS)):
-        assert recognize(values) is None
-
-
 def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
     model = keras.applications.MobileNetV3Small((64, 64, 3), alpha=0.35, weights=None, classes=3)
     net = keras_graph.read(model)
@@ -277,20 +266,11 @@ def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
     assert (len(gates), others) == (9, {})
     net, without = squeeze_excite.remove_gates(net, squeeze_excite.measure(net, gates, inputs))
     net, replacements = replace_by_relu(net, ALL, "relu")
-    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {"hard_silu": 19}
+    assert counts(replacements) == {"hard_silu": 19}
     assert all(note.startswith("folded into") for note in without.notes.values())
     new_model = keras_graph.build(net)
     assert new_model.output_shape == (None, 3)
     assert "Multiply" not in {layer.kind for layer in net.layers.values()}
-
-
-def test_efficientnet_is_recognised(keras: Any) -> None:
-    net = keras_graph.read(keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=3))
-    assert len(squeeze_excite.find(net)[0]) == 16
-    new_net, replacements = replace_by_relu(net, ALL, "relu6")
-    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {"silu": 49}
-    assert not replace_by_relu(new_net, ALL, "relu6")[1].replaced
-    assert not replacements.skipped
 
 
 def test_what_nothing_depends_on_is_gone(keras: Any) -> None:

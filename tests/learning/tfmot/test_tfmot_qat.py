@@ -10,6 +10,7 @@ from blobs import Blobs, context
 
 from compress.core.errors import StageError
 from compress.learning.quantization import calibration, export
+from compress.learning.quantization.plan import gridded
 from compress.learning.tfmot import adapter
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir import keras_graph, weight_sparsity
@@ -96,12 +97,12 @@ def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) ->
     assert preparation.preserved == {"dense": "zeros", "transposed": "zeros", "scores": "zeros and clusters"}
     adapter.fit(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
     trained, _ = preparation.trained("")
-    gridded = export.gridded(trained)
+    on_grid = gridded(trained)
     for name, before in changed.items():
-        after = gridded.layers[name].weights[0]
+        after = on_grid.layers[name].weights[0]
         assert not after[before == 0].any(), name
         assert not np.array_equal(trained.layers[name].weights[0], fold.canonical(network).layers[name].weights[0])
-    assert weight_sparsity.of(gridded.layers["scores"].weights[0]).distinct <= 4
+    assert weight_sparsity.of(on_grid.layers["scores"].weights[0]).distinct <= 4
 
 
 def test_layers_that_tfmot_rejects_are_named_together(keras: Any, tmp_path: Path) -> None:

@@ -71,19 +71,6 @@ def test_statistics_are_those_of_the_training_samples(keras: Any, tmp_path: Path
     assert not np.array_equal(model(data.inputs("train"), training=True), model(data.inputs("train"), training=True))
 
 
-@pytest.mark.usefixtures("kept")
-def test_all_batches_weigh_the_same(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = network(keras), Blobs()
-    monkeypatch.setattr(bn_recalibration, "BATCH", 24)
-    recalibrate_batch_norms(model, context(data, tmp_path))
-    order = np.random.default_rng(0).permutation(96)
-    activations = values(keras, model, "conv", data).reshape(96, -1, 6)
-    parts = [activations[order[start : start + 24]].reshape(-1, 6) for start in range(0, 96, 24)]
-    mean, variance = model.get_layer("first").get_weights()[-2:]
-    np.testing.assert_allclose(mean, np.mean([part.mean(axis=0) for part in parts], axis=0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(variance, np.mean([part.var(axis=0) for part in parts], axis=0), rtol=1e-4)
-
-
 class Sorted(Blobs):
     """All samples of one class come before those of the other, as in the files of many data sets."""
 
@@ -101,17 +88,6 @@ def test_samples_that_are_sorted_by_class_are_mixed(
     variance = model.get_layer("second").get_weights()[-1]
     expected = values(keras, model, "hidden", data).var(axis=0)
     np.testing.assert_allclose(variance, expected, rtol=0.2)
-
-
-@pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("samples", [32, 1000])
-def test_no_more_samples_are_read_than_asked_for(keras: Any, tmp_path: Path, samples: int) -> None:
-    order = np.random.default_rng(0).permutation(96)[:samples]
-    model = network(keras)
-    recalibrate_batch_norms(model, context(Blobs(), tmp_path), samples)
-    data = Blobs()
-    mean = values(keras, model, "conv", data).reshape(96, -1, 6)[order].mean(axis=(0, 1))
-    np.testing.assert_allclose(model.get_layer("first").get_weights()[2], mean, rtol=1e-2)
 
 
 def shared(keras: Any) -> Any:

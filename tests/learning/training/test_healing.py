@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blobs import Bright, context
+from blobs import Bright, Noting, context
 from networks import with_batch_norms as network
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
@@ -26,6 +26,7 @@ from compress.tasks.classification import ClassificationHead
 
 pytestmark = pytest.mark.tensorflow
 GENTLE = {"epochs": 6, "batch_size": 16, "learning_rate": 0.01}
+SETTINGS, LOSS = TrainingSettings(**GENTLE), loop.label_loss(ClassificationHead("softmax"))
 
 
 class Wrong(Bright):
@@ -40,22 +41,15 @@ class Wrong(Bright):
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, list[str]]:
+def work(tmp_path: Path) -> tuple[Context, list[str]]:
     """A context, and the notes that the user sees."""
-    notes: list[str] = []
-    training_context = context(Bright(), tmp_path)
-    monkeypatch.setattr(training_context.progress, "note", notes.append)
-    return training_context, notes
+    progress = Noting()
+    return replace(context(Bright(), tmp_path), progress=progress), progress.noted
 
 
 def trained(keras: Any, training_context: Context) -> Any:
     model = network(keras, dropout=0.2)
-    loop.fit(
-        model,
-        loop.label_loss(ClassificationHead("softmax")),
-        TrainingSettings(**GENTLE),
-        replace(training_context, unfinished=None),
-    )
+    loop.fit(model, LOSS, SETTINGS, training_context)
     return model
 
 
@@ -69,12 +63,7 @@ def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[st
     training_context, notes = work
     model = trained(keras, training_context)
     before = [weight.tobytes() for weight in model.get_weights()]
-    facts = heal(
-        model,
-        loop.label_loss(ClassificationHead("softmax")),
-        TrainingSettings(**GENTLE),
-        replace(training_context, data=Wrong()),
-    )
+    facts = heal(model, LOSS, SETTINGS, replace(training_context, data=Wrong()))
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert facts["healing"]["kept"] is False
     assert facts["healing"]["validation_before"] == accuracy(model) == 1.0
@@ -92,17 +81,13 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     training_context, notes = work
     model = network(keras)
     before = accuracy(model)
-    facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), training_context)
-    assert facts["healing"] == {
-        "kept": True,
-        "metric": "accuracy",
-        "validation_before": before,
-        "validation_after": 1.0,
-    }
+    facts = heal(model, LOSS, SETTINGS, training_context)
+    results = {"metric": "accuracy", "validation_before": before, "validation_after": 1.0}
+    assert facts["healing"] == {"kept": True, **results}
     assert accuracy(model) == 1.0
     assert facts["batch_norms"]["kept"] is True
     assert notes == []
-    again = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), training_context)
+    again = heal(model, LOSS, SETTINGS, training_context)
     assert again["healing"]["kept"] is True  # an equal result is good enough
 
 
@@ -128,8 +113,7 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
         healing_context = replace(training_context, data=data, unfinished=folder)
         update = (lambda done, total, **metrics: 1 / (stop - done)) if stop else lambda *arguments, **metrics: None
         monkeypatch.setattr(training_context.progress, "update", update)
-        facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), healing_context)
-        return facts, model.get_weights()
+        return heal(model, LOSS, SETTINGS, healing_context), model.get_weights()
 
     facts, weights = healed(None)
     with pytest.raises(ZeroDivisionError):

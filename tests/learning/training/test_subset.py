@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from blobs import Blobs, context
+from blobs import Blobs, Noting, context
 from pydantic import ValidationError
 
 from compress.core.errors import StageError
-from compress.core.progress import SilentProgress
 from compress.data.types import Split
 from compress.learning.training import loop, subset
 from compress.learning.training.loop import TrainingSettings
@@ -21,17 +20,7 @@ from compress.tasks.classification import ClassificationHead
 
 LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
 RANDOM = np.random.default_rng(0)
-
-
-@dataclass
-class Notes(SilentProgress):
-    notes: list[str] = field(default_factory=list)
-
-    def update(self, done: int, total: int, **metrics: float) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+LOSS = loop.label_loss(ClassificationHead("softmax"))
 
 
 class Hidden(Blobs):
@@ -153,19 +142,19 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
     ],
 )
 def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
-    data, notes = Hidden(), Notes()
+    data, notes = Hidden(), Noting()
     training_context = replace(context(data, tmp_path), progress=notes, unfinished=tmp_path / "left")
     part = Subset(share=0.25, epochs=1, **settings)
     training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
     model = network(keras)
-    facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, training_context)
+    facts = loop.fit(model, LOSS, training, training_context)
     assert len(facts["history"]) == 20
     assert facts["history"][-1]["val_accuracy"] == 1.0
     report = facts["subset"]
     assert (report["samples"], report["of"]) == (24, 96)
     assert report["seconds"] >= 0
-    assert "24 of 96 samples for training" in notes.notes[0]
-    assert "75% saved" in notes.notes[0]
+    assert "24 of 96 samples for training" in notes.noted[0]
+    assert "75% saved" in notes.noted[0]
     kept = np.load(tmp_path / "left" / subset.FILE)["indices"]
     assert len(set(kept.tolist())) == 24
     if settings["by"] != "random":
@@ -174,21 +163,20 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
 
 @pytest.mark.tensorflow
 def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> None:
-    training_context = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
+    training_context = replace(context(Blobs(), tmp_path), progress=Noting(), unfinished=tmp_path)
     part = Subset(by="hardness", share=0.25, epochs=1)
-    never = replace(training_context, progress=Notes())
     np.savez(tmp_path / subset.FILE, indices=np.arange(24), seconds=4.2)
 
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    indices, facts = subset.chosen(part, ClassificationHead("softmax"), None, trained, never)
+    indices, facts = subset.chosen(part, ClassificationHead("softmax"), None, trained, training_context)
     np.testing.assert_array_equal(indices, np.arange(24))
     assert facts["subset"]["seconds"] == 4.2
     for damaged in (b"", b"garbage", (tmp_path / subset.FILE).read_bytes()[:-9]):
         (tmp_path / subset.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):
-            subset.chosen(part, ClassificationHead("softmax"), None, trained, never)
+            subset.chosen(part, ClassificationHead("softmax"), None, trained, training_context)
 
 
 @pytest.mark.tensorflow
@@ -202,17 +190,12 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
             return np.broadcast_to(distance[:, None, None, None], (len(labels), 8, 8, 1)).astype(np.float32)
 
     data = Line()
-    training_context = replace(context(data, tmp_path), progress=Notes())
+    training_context = replace(context(data, tmp_path), progress=Noting())
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
-    loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, training_context)
-    indices, _ = subset.chosen(
-        Subset(by="hardness", share=0.25, of="model"),
-        ClassificationHead("softmax"),
-        model,
-        lambda number: None,
-        training_context,
-    )
+    loop.fit(model, LOSS, training, training_context)
+    part = Subset(by="hardness", share=0.25, of="model")
+    indices, _ = subset.chosen(part, ClassificationHead("softmax"), model, lambda number: None, training_context)
     assert indices.max() < 30
 
 
@@ -220,4 +203,4 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
 def test_too_small_a_share(keras: Any, tmp_path: Path) -> None:
     training = TrainingSettings(epochs=1, subset=Subset(by="stratified", share=0.01))
     with pytest.raises(StageError, match="leaves 1 samples of 96 for 2 classes"):
-        loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), training, context(Blobs(), tmp_path))
+        loop.fit(network(keras), LOSS, training, context(Blobs(), tmp_path))
