@@ -16,6 +16,7 @@ import tiny
 from compress import targets
 from compress.core.artifact import MODEL_COMPILED
 from compress.core.errors import PipelineError, StageError
+from compress.learning.procedures.trial_conversion import TrialConverter
 from compress.learning.pruning.allocation import importance_losses
 from compress.learning.pruning.objective import Objective
 from compress.learning.pruning.prunable import prepare
@@ -23,7 +24,6 @@ from compress.model.ir import keras_graph
 from compress.model.tflite import graph
 from compress.pipeline import runner
 from compress.pipeline.schema import load
-from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.surface.cli.main import main
 from deploy.contract import bundle
 

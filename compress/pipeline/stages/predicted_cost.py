@@ -25,10 +25,10 @@ class PredictedCost(Probe):
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
         """Return the `costs` of `subjects["model"]` by name; `missing` has the reason if there is no 8-bit file."""
+        from compress.learning.procedures.trial_conversion import SAMPLES, TrialConverter
         from compress.model.ir import keras_graph
         from compress.model.ir.tensorflow import keras
         from compress.pipeline.stages import working_model
-        from compress.pipeline.stages.trial_conversion import SAMPLES, TrialConverter
 
         keras()
         model = working_model.read(subjects["model"], context)

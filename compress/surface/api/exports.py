@@ -194,8 +194,8 @@ def _classes_and_code(
 
     A quantized file whose decoding cannot be cut off in integers is quantized again.
     """
+    from compress.learning.procedures.importing import quantized_detector
     from compress.model.detectors.detector_model import detector_model
-    from compress.pipeline.stages.load import quantized_detector
 
     if not inputs.is_image:
         return None
