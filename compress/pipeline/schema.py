@@ -1,7 +1,7 @@
 """The schema of pipeline.yaml, and `load`, which checks a file before any work.
 
 A pipeline file has plain keys, and one-key maps that name a stage, a data source or a
-preprocessing step with its settings. `compress.pipeline.runner` executes what is loaded here.
+preprocessing step with its settings. `compress.pipeline.runner` runs what is loaded here.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Pipeline:
     def unpruned(self) -> tuple[StageEntry, ...]:
         """The steps before the first that removes channels, or whose result has no layers."""
         layered = (Kind.UNTRAINED, Kind.KERAS)
-        return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
+        return tuple(takewhile(lambda step: not step.stage.removes_channels and step.makes in layered, self.steps))
 
     def profiled(self) -> Pipeline:
         """Return the pipeline with `execution: {profile: true}`."""

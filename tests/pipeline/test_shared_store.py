@@ -22,6 +22,7 @@ from compress.core.artifact import Artifact, Kind  # noqa: E402
 from compress.core.errors import PipelineError, StoreError  # noqa: E402
 from compress.core.files import digest_of  # noqa: E402
 from compress.pipeline import runner  # noqa: E402
+from compress.pipeline.resolution import preview  # noqa: E402
 from compress.pipeline.schema import load  # noqa: E402
 from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, SharedStore, store_in  # noqa: E402
 
@@ -119,7 +120,7 @@ def test_the_second_machine_runs_no_stage(location: str, tmp_path: Path) -> None
         notes = tiny.Notes()
         store = store_in(tmp_path / name, location)
         pipeline = load(path, tiny.STAGES)
-        before = {entry.id: status for entry, status in runner.preview(pipeline, tmp_path / name, store=store)}
+        before = {entry.id: status for entry, status in preview(pipeline, tmp_path / name, store=store)}
         assert set(before.values()) == ({"to do"} if name == "a" else {"cached"})
         record = runner.run(pipeline, tmp_path / name, notes, store=store).to_json()
         results.append((tiny.statuses(record), {name: row["sha256"] for name, row in record["outputs"].items()}))

@@ -14,8 +14,10 @@ from compress.core.errors import PipelineError
 from compress.core.measurement import SIZES
 from compress.model.tflite.graph import read
 from compress.pipeline import record
+from compress.pipeline.execution import PipelineRun, run_stages
+from compress.pipeline.findings import measure
 from compress.pipeline.probes.latency import predict
-from compress.pipeline.runner import MEASURED, PipelineRun, measure, run_stages
+from compress.pipeline.resolution import MEASURED
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.search.early_stop import TrialProgress
 from compress.pipeline.stages.predicted_cost import PredictedCost
@@ -130,8 +132,7 @@ class PipelineTrial:
         if self.measured.predicted or MODEL_KERAS not in artifact.files:
             return
         probe = PredictedCost(host=self._host())
-        facts = self.session.obtain("predicted cost", probe, {"model": artifact}, Kind.FINDINGS)[0].facts
-        self.measured.predicted = facts["costs"]
+        self.measured.predicted = self.session.probe("predicted cost", probe, {"model": artifact}).facts["costs"]
 
     def _host(self) -> str:
         pipeline = self.session.pipeline

@@ -25,6 +25,7 @@ from compress.core.errors import CorallineError, StageError, StoreError
 from compress.core.files import explain
 from compress.data.dataset import Dataset
 from compress.pipeline import runner, schema
+from compress.pipeline.execution import LOG, Monitor, PipelineRun
 from compress.pipeline.search.early_stop import reason_to_stop
 from compress.pipeline.search.goals import Goals
 from compress.pipeline.search.trial import HopelessError, PipelineTrial, models_of
@@ -40,7 +41,7 @@ FIRST_HINT = "its last lines on stderr say why"
 PATIENCE_S = 30.0
 """Time for a process to end after it was interrupted."""
 WorkKind = Literal["trial", "front"]
-Open = Callable[[Path, str], AbstractContextManager[runner.Monitor]]
+Open = Callable[[Path, str], AbstractContextManager[Monitor]]
 """Opens the display of one piece of work, from its log file and its title."""
 
 
@@ -241,7 +242,7 @@ def _result(
     """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
-        with display(folder / runner.LOG, request.title) as monitor:
+        with display(folder / LOG, request.title) as monitor:
             pipeline = schema.check(Document(Path(request.path), request.content, {}))
             if pipeline.data.digest not in data:
                 data.clear()  # the samples of one size, in case that varies
@@ -254,7 +255,7 @@ def _result(
                 return {"done": _run_facts(record)}
             assert request.goals is not None
             judge = partial(reason_to_stop, goals=request.goals, trials=request.seen)
-            session = runner.PipelineRun(models_of(pipeline), store_of(request.out), folder, monitor)
+            session = PipelineRun(models_of(pipeline), store_of(request.out), folder=folder, monitor=monitor)
             running = PipelineTrial(session, judge)
             try:
                 running.run()

@@ -23,6 +23,7 @@ class Prune(Stage, PruneSettings):
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True
+    removes_channels: ClassVar[bool] = True
 
     def trains(self) -> bool:
         """Return whether there is a training after a step."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from compress import targets
-from compress.core.artifact import MODEL_TFLITE, Artifact, Kind
+from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError
 from compress.core.progress import SILENT
 from compress.learning.context import Context
 from compress.learning.procedures import ModelResult, QuantizedModel
-from compress.pipeline.stage import Stage
+from compress.pipeline.stage import NOTHING, Stage
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.prune import Prune
 from compress.pipeline.stages.quantize import Quantize
@@ -160,8 +160,7 @@ def _stage(
 
 def _context(data: Dataset, seed: int, target: str = targets.DEFAULT) -> Context:
     """Return the context of a procedure; it has no name, no folder and no original."""
-    original = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
-    context = Context("", Path(), data, original, targets.load(target), seed, trust=False, progress=SILENT)
+    context = Context("", Path(), data, NOTHING, targets.load(target), seed, trust=False, progress=SILENT)
     return context.only(frozenset({"data", "target", "seed"}))
 
 
