@@ -237,7 +237,7 @@ def test_a_damaged_artifact_is_made_again(project: Project, out: Path) -> None:
 
 def test_preview_says_what_a_run_would_do_and_creates_nothing(project: Project, out: Path) -> None:
     def preview(path: Path, *forced: str) -> dict[str, str]:
-        steps = preview(load(path, tiny.STAGES), out, frozenset(forced))
+        steps = resolution.preview(load(path, tiny.STAGES), out, frozenset(forced))
         return {step.id: status for step, status in steps}
 
     path = project([*STAMPS[:3], "package"], target="cpu")
