@@ -30,6 +30,7 @@ from compress.core.errors import (
     StoreError,
 )
 from compress.data.source import CorruptError
+from compress.pipeline import resolution
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from deploy.contract import bundle
