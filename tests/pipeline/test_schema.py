@@ -21,7 +21,7 @@ from compress.core.errors import CorallineError, ModelError, PipelineError, Untr
 from compress.data.dataset import SOURCES
 from compress.model.tflite import graph
 from compress.pipeline.schema import Pipeline, load
-from compress.pipeline.stages.load import Build, LoadKeras, LoadTflite
+from compress.pipeline.stages.load import Build, ImportFile, LoadTflite
 from compress.pipeline.yaml_file import read
 
 MODEL_KEYS = (
@@ -483,9 +483,9 @@ def test_both_or_neither_of_builder_and_file(refused: Callable[..., str], model:
     [
         ("m.tflite", LoadTflite),
         ("m.TFLITE", LoadTflite),
-        ("m.keras", LoadKeras),
-        ("m.h5", LoadKeras),
-        ("m.hdf5", LoadKeras),
+        ("m.keras", ImportFile),
+        ("m.h5", ImportFile),
+        ("m.hdf5", ImportFile),
     ],
 )
 def test_a_model_file_is_found_beside_the_pipeline(

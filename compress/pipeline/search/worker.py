@@ -37,6 +37,7 @@ from compress.report.record import RunRecord
 from compress.report.search_record import TrialRecord
 
 TRIALS_PER_PROCESS = 20
+"""Trials of one process; chosen: its start of 10 s is then a small part of 20 trials, and its memory stays bounded."""
 FIRST_HINT = "its last lines on stderr say why"
 PATIENCE_S = 30.0
 """Time for a process to end after it was interrupted."""

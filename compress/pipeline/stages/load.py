@@ -140,6 +140,8 @@ class Build(_LoadKerasModel):
 class _FromFile(_LoadKerasModel):
     """The common base of the stages that import a file with layers."""
 
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "onnx", "onnxruntime", "ai-edge-litert")
+
     shapes: dict[str, list[int]] = {}
     """Shapes of the dynamic inputs of an .onnx file, by name."""
 
@@ -153,7 +155,6 @@ class NewHead(_FromFile):
 
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "onnx", "ai-edge-litert")
 
     head: HeadSettings = HeadSettings()
     """The head."""
@@ -168,11 +169,14 @@ class NewHead(_FromFile):
         return importing.model_with_new_head(self.path, self.signature, self.shapes, self.head, self, context)
 
 
-class _Import(_FromFile):
-    """Import of a file as a Keras model, which every stage can work on."""
+class ImportFile(_FromFile):
+    """Import a file of any format, or a SavedModel with a Keras model, as a Keras model, which every
+    stage can work on."""
 
     produces: ClassVar[Kind] = Kind.KERAS
-    was_quantized: ClassVar[bool] = False
+
+    was_quantized: bool = False
+    """Whether the file is a quantized .tflite file, whose weights get their real values."""
 
     def load(self, context: Context) -> ImportedForData:
         """Import the file, and verify the model on random and real samples."""
@@ -193,31 +197,6 @@ class _Import(_FromFile):
         else:
             working_model.write(result.model, context.folder, context.progress)
         return dict(result.facts)
-
-
-class LoadKeras(_Import):
-    """Load a Keras file, or the Keras model of a SavedModel folder."""
-
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras")
-
-
-class ImportTflite(_Import):
-    """Rebuild a float .tflite file with Keras layers."""
-
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
-
-
-class ImportOnnx(_Import):
-    """Rebuild an .onnx file with Keras layers."""
-
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
-
-
-class DequantizeTflite(_Import):
-    """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
-
-    was_quantized: ClassVar[bool] = True
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
 class LoadFloatTflite(_Load):
@@ -333,17 +312,15 @@ def stage_for(
     kind = model_file.detect(file, signature, shapes)
     if dequantize and kind != "tflite":
         raise _not_quantized(file)
-    if kind == "keras":
-        return LoadKeras(path=file)  # read when it is loaded: importing h5py takes long
-    if kind == "onnx":
-        return ImportOnnx(path=file, shapes=_sizes(shapes))  # likewise, for onnx
+    if kind in ("keras", "onnx"):
+        return ImportFile(path=file, shapes=_sizes(shapes))  # read later: importing h5py and onnx takes long
     source = model_file.read(file, signature)
     if dequantize:
         return _dequantizing(source)
     if source.becomes == "tflite":
         return LoadTflite(path=file)
     if source.becomes == "keras":
-        return ImportTflite(path=file) if kind == "tflite" else LoadKeras(path=file)
+        return ImportFile(path=file)
     if kind == "tflite":
         return LoadFloatTflite(path=file, problems=tuple(map(str, source.refused)))
     model_file.check_runnable(source)
@@ -374,7 +351,7 @@ def _dequantizing(source: ModelFile) -> Stage:
     rebuilt = model_file.in_float(source)
     if rebuilt.refused:
         raise unsupported(rebuilt.refused, str(source.path))
-    return DequantizeTflite(path=source.path)
+    return ImportFile(path=source.path, was_quantized=True)
 
 
 class Origin(Settings):
