@@ -518,7 +518,8 @@ def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> P
     message = message.replace("String should", "should").replace("an object", "a map")
     if error["type"] == "value_error":
         return node.error(message, *inner)
-    suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
+    words = re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))  # those that a literal allows
+    suggestion = nearest(error["input"], words) if isinstance(error["input"], str) else ""
     return node.error(f"{shown(error['input'])} {message}", *inner, hint=suggestion)
 
 
@@ -536,11 +537,6 @@ def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | N
 
 def _is_settings(kind: object) -> TypeGuard[type[Settings]]:
     return isinstance(kind, type) and issubclass(kind, Settings)
-
-
-def _words(error: ErrorDetails) -> list[str]:
-    """Return the words that a literal allows."""
-    return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]

@@ -142,17 +142,12 @@ def starter(
     if model is None:
         _new_model(draft, dataset)
     else:
-        inputs = with_range(_inputs(model, trust=trust), chosen_range)
+        file = model_file.read(model)
+        floating = model_file.in_float(file)  # a quantized file, if all of its operators have layers
+        inputs = with_range(inputs_of(file if floating.refused else floating, trust=trust), chosen_range)
         _trained_model(draft, dataset, inputs, model, folder, trust=trust)
     _closing_stages(draft, learns=learns)
     return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.messages))
-
-
-def _inputs(path: Path, *, trust: bool) -> ModelInputs:
-    """Return the inputs of a model; of a quantized file in float, if all of its operators have layers."""
-    file = model_file.read(path)
-    floating = model_file.in_float(file)
-    return inputs_of(file if floating.refused else floating, trust=trust)
 
 
 # --- the data ----------------------------------------------------------------------------

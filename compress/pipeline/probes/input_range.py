@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
-from compress.data.alternatives import Alternative, alternatives
+from compress.data.alternatives import alternatives
 from deploy.contract.tensors import TensorDescription
 
 LOOKED_AT = 64
@@ -31,6 +31,7 @@ def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Fact
     low, high = ((limit - tensor.zero_point) * tensor.scale for limit in (integers.min, integers.max))
     looked = np.asarray(samples[:LOOKED_AT])
     fitting = [alternative for alternative in alternatives(looked) if _fits(alternative(looked), low, high)]
+    best = next(iter(fitting), None)
     return {
         "low": low,
         "high": high,
@@ -38,7 +39,7 @@ def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Fact
         "sample_high": float(looked.max()),
         "outside": _outside(looked, low, high),
         "used": float(np.ptp(looked)) / (high - low),
-        "alternative": _as_facts(fitting[0]) if fitting else None,
+        "alternative": {"description": best.description, "advice": best.advice} if best else None,
     }
 
 
@@ -50,7 +51,3 @@ def _outside(samples: NDArray[np.float32], low: float, high: float) -> float:
 def _fits(samples: NDArray[np.float32], low: float, high: float) -> bool:
     """Return whether samples are inside of the range, and fill a quarter of it or more."""
     return _outside(samples, low, high) == 0 and float(np.ptp(samples)) > 0.25 * (high - low)
-
-
-def _as_facts(alternative: Alternative) -> Facts:
-    return {"description": alternative.description, "advice": alternative.advice}
