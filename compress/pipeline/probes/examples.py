@@ -63,7 +63,7 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         name = data.describe(split, sample)
         if PurePath(
             name
-        ).is_absolute():  # a file outside of the data's folder: the record has no folders of this machine
+        ).is_absolute():  # outside of the data: the record has no folders of this machine
             name = PurePath(name).name
         records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))
