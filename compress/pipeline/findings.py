@@ -9,12 +9,10 @@ from compress.core.artifact import Artifact, Facts, Kind
 from compress.core.errors import ModelError, StageError
 from compress.pipeline import record
 from compress.pipeline.execution import PipelineRun
-from compress.pipeline.probes import DataSummary, Evaluation, InputAlternatives, Latency, Size
+from compress.pipeline.probes import DataSummary, Evaluation, InputAlternatives, Latency, OperatorGraph, Size
 from compress.pipeline.probes.latency import predict, unmeasured
-from compress.pipeline.probes.operator_graph import OperatorGraph
 from compress.pipeline.resolution import MEASURED
-from compress.pipeline.stages.batch_norm_statistics import BatchNormStatistics
-from compress.pipeline.stages.sensitivity import Sensitivity
+from compress.pipeline.stages.keras_probes import BatchNormStatistics, Sensitivity
 from compress.report.json_values import decode
 from compress.report.record import Measurements, SensitivityRecord
 from compress.tasks import task_of

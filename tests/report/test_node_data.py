@@ -12,7 +12,7 @@ from paths import EDGETPU
 from run_records import HOSTILE
 
 from compress.model.tflite import graph
-from compress.pipeline.probes.operator_graph import placement_of
+from compress.pipeline.probes.contents import placement_of
 from compress.report.node_data import node_data
 from compress.report.record import OperatorRecord, PlacementRecord
 from compress.surface import api

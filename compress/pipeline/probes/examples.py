@@ -61,9 +61,7 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         pictures = {"label": label} | drawn if label is not None else drawn
         written = [_written(folder / f"{number}-{shows}.jpg", shows, picture) for shows, picture in pictures.items()]
         name = data.describe(split, sample)
-        if PurePath(
-            name
-        ).is_absolute():  # outside of the data: the record has no folders of this machine
+        if PurePath(name).is_absolute():  # outside of the data: the record has no folders of this machine
             name = PurePath(name).name
         records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))

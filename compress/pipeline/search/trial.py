@@ -20,7 +20,7 @@ from compress.pipeline.probes.latency import predict
 from compress.pipeline.resolution import MEASURED
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.search.early_stop import TrialProgress
-from compress.pipeline.stages.predicted_cost import PredictedCost
+from compress.pipeline.stages.keras_probes import PredictedCost
 from compress.targets.base import OperatorPlacement
 from compress.tasks import task_of
 

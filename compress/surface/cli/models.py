@@ -163,7 +163,7 @@ def check(options: argparse.Namespace) -> int:
     )
     if options.node_data is not None:
         from compress.model.tflite import graph
-        from compress.pipeline.probes.operator_graph import placement_of
+        from compress.pipeline.probes.contents import placement_of
         from compress.report.node_data import node_data
 
         content = node_data(graph.read(options.model), placement_of(result.to_json()))
