@@ -385,13 +385,6 @@ def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
     assert tiny.statuses(record) == {"model": "done"}
 
 
-def test_more_classes_than_the_model_knows(project: Project, out: Path) -> None:
-    path = project([])
-    tiny.data(path.parent / "data.npz", classes=5)
-    error, _, _ = failed(path, out, ModelError)
-    assert str(error).startswith("accuracy of model: gives 3 scores, but the data has 5 classes")
-
-
 def test_data_with_nan(project: Project, out: Path) -> None:
     path = project(["package"])
     x = np.random.default_rng(0).random((90, 4, 4, 1), np.float32)

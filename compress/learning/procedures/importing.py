@@ -109,8 +109,9 @@ def import_model(
         model = detector.model
     elif task_of(context.data).name == OutputsTask.name:
         model, split = split_outputs(model, samples)
-    fitted = _fitted(model, context.data, options.detector if detector is None else dict(detector.specification))
-    facts = {**_import_facts(source, imported, context), "parameters": model.count_params(), **fitted}
+    specification = options.detector if detector is None else dict(detector.specification)
+    outputs_read = output_facts(model, context.data, specification)
+    facts = {**_import_facts(source, imported, context), "parameters": model.count_params(), **outputs_read}
     for note in split:
         context.progress.note(f"{path.name}: {note}")
     if split:
@@ -136,8 +137,8 @@ def build_model(source: BuilderSource, context: Context) -> ModelResult:
     detector = source.detector
     if detector is None and task_of(context.data).reads_specification:
         detector = builders.detector(source.path, context.data.input_shape)
-    fitted = _fitted(model, context.data, detector)
-    return ModelResult(model, {"file": source.path.name, "parameters": model.count_params(), **copied, **fitted})
+    outputs_read = output_facts(model, context.data, detector)
+    return ModelResult(model, {"file": source.path.name, "parameters": model.count_params(), **copied, **outputs_read})
 
 
 def model_with_new_head(
@@ -172,12 +173,12 @@ def model_with_new_head(
         raise
     outputs = task_of(context.data).new_head(backbone.outputs[0], context.data, head.dropout)
     model = library.Model(input_tensors(backbone), outputs, name="model")
-    fitted = _fitted(model, context.data, options.detector)
+    outputs_read = output_facts(model, context.data, options.detector)
     (last,) = tensors_in(features.outputs)
     shape = list(backbone.outputs[0].shape[1:])
     context.progress.note(f"{path.name}: the new head reads the output of the layer {last.layer!r}, {shape}")
     facts = _import_facts(source, imported, context)
-    return ModelResult(model, {**facts, "parameters": model.count_params(), "features": last.layer, **fitted})
+    return ModelResult(model, {**facts, "parameters": model.count_params(), "features": last.layer, **outputs_read})
 
 
 def tflite_facts(path: Path, copy: Path, options: DetectorSettings, context: Context) -> Facts:
@@ -241,7 +242,7 @@ def _imported(
         return source, model_file.load(source, trust=context.trust, samples=samples), samples
 
 
-def _fitted(model: Any, data: Data, detector: Mapping[str, Any] | str | None) -> Facts:
+def output_facts(model: Any, data: Data, detector: Mapping[str, Any] | str | None) -> Facts:
     """Return how the outputs are read, after a check that model and data fit together.
 
     Raises:
