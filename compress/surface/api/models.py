@@ -104,6 +104,10 @@ def distill(model: Any, data: Dataset, *, teacher: Any, seed: int = 0, **setting
     from compress.learning.distillation import teachers
     from compress.learning.procedures import training
 
+    of_files = [name for name in ("teachers", "teacher_weights", "student") if name in settings]
+    if of_files:
+        what = f"distill: {', '.join(of_files)}: only a pipeline file has this setting"
+        raise PipelineError(what, hint="pass the models as arguments")
     stage, context = _stage(Distill, settings, data), _context(data, seed)
     student = _copied(model, seed)
     models = [teachers.of_model(_copied(teacher), data, "the original")]
@@ -148,7 +152,8 @@ def _stage(
         stage = kind.model_validate_json(json.dumps(settings), strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
-        where = ": ".join((kind.name, *filter(None, [".".join(map(str, first["loc"]))])))
+        key = ".".join(map(str, first["loc"]))
+        where = f"{kind.name}: {key}" if key else kind.name
         raise PipelineError(f"{where}: {first['msg']}", allowed=", ".join(kind.model_fields)) from errors
     except TypeError as error:
         raise PipelineError(f"{kind.name}: a setting is not a plain value: {error}") from error
