@@ -81,9 +81,7 @@ class PipelineRun(Resolution):
                     data.work_in(self.store, progress)
                     data.accept()
 
-    def obtain(
-        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind
-    ) -> tuple[Artifact, StageStatus]:
+    def obtain(self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact]) -> tuple[Artifact, StageStatus]:
         """Return the artifact of a stage or probe: "cached" from the store, or "done"."""
         with self._explained(""):  # errors of files and tools name their location
             key = self.key(work, inputs)
@@ -98,17 +96,17 @@ class PipelineRun(Resolution):
                 artifact = stored
                 status: StageStatus = "cached"
                 if artifact is None:
-                    artifact, status = self._fetched_or_made(title, work, inputs, kind, key, progress)
+                    artifact, status = self._fetched_or_made(title, work, inputs, key, progress)
                 self.store.share(key, artifact, progress, replace=status == "done")
         self._report(title, work, status, stored.seconds if stored else time.monotonic() - started)
         return artifact, status
 
     def probe(self, title: str, probe: Probe, subjects: Mapping[str, Artifact]) -> Artifact:
         """Return the findings of a probe."""
-        return self.obtain(title, probe, subjects, Kind.FINDINGS)[0]
+        return self.obtain(title, probe, subjects)[0]
 
     def _fetched_or_made(
-        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], key: str, progress: Progress
     ) -> tuple[Artifact, StageStatus]:
         """Return an artifact that the store does not have: of another run or machine, otherwise a new one."""
         waiting = f"{title}: another run is making this; waiting for it"
@@ -120,7 +118,7 @@ class PipelineRun(Resolution):
                 return artifact, "cached"
             if title in self.forced:
                 self.store.renew(key)
-            return self._make(work, inputs, kind, key, self._context(title, key, progress)), "done"
+            return self._make(work, inputs, key, self._context(title, key, progress)), "done"
 
     def _job(self, title: str, work: Work) -> RunStep:
         """Return what is shown of a stage or probe."""
@@ -166,11 +164,10 @@ class PipelineRun(Resolution):
         if isinstance(work, Stage) or (seconds >= 1 and status == "done"):
             self.monitor.done(title, status, seconds)
 
-    def _make(
-        self, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, context: Context
-    ) -> Artifact:
+    def _make(self, work: Stage | Probe, inputs: Mapping[str, Artifact], key: str, context: Context) -> Artifact:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
+        kind = work.produces if isinstance(work, Stage) else Kind.FINDINGS
         with self.store.scratch() as folder:
             facts = self._facts(work, inputs, replace(context, folder=folder))
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
@@ -254,7 +251,7 @@ def run_stages(session: PipelineRun, after: Callable[[StageEntry, Artifact], Non
             continue
         session.find_original(entry)
         session.stages[entry.id] = replace(stage, status="failed")
-        current, status = session.obtain(entry.id, entry.stage, inputs_of(current), entry.stage.produces)
+        current, status = session.obtain(entry.id, entry.stage, inputs_of(current))
         session.artifacts[entry.id] = current
         session.stages[entry.id] = replace(
             stage,
@@ -273,7 +270,7 @@ class WorkerRun(PipelineRun):
     """The run of a worker that is not the chief: it takes part in every training, and uses the chief's artifacts."""
 
     def _fetched_or_made(
-        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], key: str, progress: Progress
     ) -> tuple[Artifact, StageStatus]:
         """Return the artifact of the chief, which holds the lock of the key while a stage is made.
 
@@ -287,7 +284,7 @@ class WorkerRun(PipelineRun):
                 context = replace(self._context(title, key, progress), folder=folder, unfinished=unfinished)
                 self._facts(work, inputs, replace(context, logs=None, profile=None))
             self.forced -= {title}
-        return super()._fetched_or_made(title, work, inputs, kind, key, progress)
+        return super()._fetched_or_made(title, work, inputs, key, progress)
 
 
 def take_part(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str], store: Store) -> None:

@@ -109,10 +109,8 @@ class Resolution:
         return self.taught
 
     def stored(self, title: str, key: str) -> Artifact | None:
-        """Return the artifact from the store, unless the run is forced."""
-        if title in self.forced:
-            return None
-        return self.store.find(key)
+        """Return the artifact of a step from the store, unless the step is forced."""
+        return None if title in self.forced else self.store.find(key)
 
 
 def inputs_of(artifact: Artifact | None) -> dict[str, Artifact]:
