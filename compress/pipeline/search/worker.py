@@ -28,7 +28,7 @@ from compress.pipeline import runner, schema
 from compress.pipeline.execution import LOG, Monitor, PipelineRun
 from compress.pipeline.search.early_stop import reason_to_stop
 from compress.pipeline.search.goals import Goals
-from compress.pipeline.search.trial import HopelessError, PipelineTrial, models_of
+from compress.pipeline.search.trial import PipelineTrial, models_of
 from compress.pipeline.shared_store import store_in
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
@@ -73,18 +73,9 @@ class WorkRequest:
 
 def trial_record(number: int, settings: Mapping[str, Any], result: Mapping[str, Any], took_s: float) -> TrialRecord:
     """Return the record of a trial from the result of `WorkerProcess.run`."""
-    measured = result.get("done") or result
-    return TrialRecord(
-        number,
-        "failed" if "failed" in result else "stopped" if "stopped" in result else "complete",
-        settings,
-        measured.get("values", {}),
-        measured.get("stages", {}),
-        measured.get("original"),
-        measured.get("predicted", {}),
-        reason=result.get("failed") or result.get("stopped") or measured.get("unknown", ""),
-        seconds=round(took_s, 3),
-    )
+    failed = TrialRecord(number, "failed", reason=result.get("failed", ""))
+    record = failed if "failed" in result else TrialRecord.from_json(result["done"])
+    return replace(record, number=number, settings=settings, seconds=round(took_s, 3))
 
 
 class _CrashError(StageError):
@@ -106,7 +97,7 @@ class WorkerProcess:
         self._done = 0
 
     def run(self, request: WorkRequest) -> dict[str, Any]:
-        """Run one piece of work, and return its result, with one of the keys "done", "stopped" and "failed".
+        """Run one piece of work, and return its result, with one of the keys "done" and "failed".
 
         Raises:
             StageError: the process cannot start.
@@ -257,12 +248,7 @@ def _result(
             assert request.goals is not None
             judge = partial(reason_to_stop, goals=request.goals, trials=request.seen)
             session = PipelineRun(models_of(pipeline), store_of(request.out), folder=folder, monitor=monitor)
-            running = PipelineTrial(session, judge)
-            try:
-                running.run()
-            except HopelessError as stop:
-                return {"stopped": str(stop), **running.measured.to_json()}
-            return {"done": running.measured.to_json()}
+            return {"done": PipelineTrial(session, judge).run().to_json()}
     except CorallineError as error:
         return {"failed": str(error), "exit_code": error.exit_code}
     except OSError as error:
