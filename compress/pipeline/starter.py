@@ -329,12 +329,6 @@ def _raw_shapes(data: Dataset) -> list[tuple[int, ...]]:
     return [tuple(sample.shape) for sample in _some_samples(data)]
 
 
-def _side(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the side of square images for photos: their usual short side, rounded up, within limits."""
-    short = float(np.median([min(shape[:2]) for shape in shapes]))
-    return int(np.clip(np.ceil(short / GRAIN) * GRAIN, SMALLEST, LARGEST))
-
-
 def _new_model(draft: _Draft, data: Dataset) -> None:
     """Choose a builder and the stages for a training from random weights.
 
@@ -361,7 +355,8 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
         draft.comments["model"] = "an anchor-free detector of full convolutions, which the Edge TPU runs best"
         _resize(draft, side, (-1, 1), letterbox=True)
     elif rank == 3 and shapes[0][-1] in (1, 3) and task.one_vector:
-        side = _side(shapes)
+        short = float(np.median([min(shape[:2]) for shape in shapes]))
+        side = int(np.clip(np.ceil(short / GRAIN) * GRAIN, SMALLEST, LARGEST))
         tiny = side <= TINY_SIDE
         draft.model = (
             {"builder": "digits_cnn"} if tiny else {"builder": "fused_bottleneck", "arguments": {"width": 1.0}}

@@ -316,13 +316,7 @@ def _detector(
 ) -> DetectorModel[Any] | None:
     """Return the model without its decoding; None if it is not a detector, or its outputs are described.
 
-    Args:
-        path: the file.
-        model: the Keras model.
-        options: what the user says of the outputs.
-        context: the data.
-        known: keys of the specification that the file itself has.
-        was_quantized: whether the file was quantized.
+    `known` has the keys of the specification that the file itself contains.
 
     Raises:
         ModelError: the outputs are not those of a detector.
