@@ -28,7 +28,8 @@ from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.pipeline import data_section
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
-from compress.pipeline.stages.load import LoadTflite, Origin
+from compress.pipeline.stages.load import LoadTflite
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of

@@ -14,7 +14,8 @@ from compress.core.progress import Phase
 from compress.learning.context import Context, Need
 from compress.learning.procedures.settings import DistillSettings
 from compress.pipeline.stage import Stage
-from compress.pipeline.stages.load import Origin, stage_for
+from compress.pipeline.stages.load import LoadKerasModel
+from compress.pipeline.stages.origin import Origin, stage_for
 from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -115,6 +116,7 @@ class Distill(Stage, DistillSettings):
             model = working_model.read(artifact, context)
         else:
             loader = self.student.loader(Path(), trust=context.trust)
+            assert isinstance(loader, LoadKerasModel)  # `with_paths_from` refuses others
             model = working_model.copied(loader.load(context).model, trust=context.trust)
             is_trained = loader.produces is not Kind.UNTRAINED
         teachers = self._teachers(context, loop.head_of(model, context.data, context.specification))

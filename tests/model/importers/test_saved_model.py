@@ -22,7 +22,8 @@ from compress.model.importers.saved_model import conversion, saved_model_folder
 from compress.model.importers.saved_model.operators import COMPUTE, FILES
 from compress.model.tflite import graph
 from compress.model.tflite.comparison import Runner
-from compress.pipeline.stages.load import ConvertSavedModel, ImportFile, stage_for
+from compress.pipeline.stages.load import ConvertSavedModel, ImportFile
+from compress.pipeline.stages.origin import stage_for
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -20,7 +20,8 @@ from compress.learning.context import Context, Need, Undeclared
 from compress.pipeline.resolution import Resolution
 from compress.pipeline.stage import NOTHING, Work
 from compress.pipeline.stages.distill import Distill
-from compress.pipeline.stages.load import Build, Origin
+from compress.pipeline.stages.load import Build
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.stages.package import Package
 from compress.pipeline.store import Store
 
