@@ -45,6 +45,7 @@ from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.data.types import Split
 from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings
+from compress.learning.procedures.training import retraining_of
 from compress.learning.pruning.allocation import CostFunction
 from compress.learning.pruning.layer_groups import Widths
 from compress.learning.pruning.objective import Objective
@@ -127,7 +128,8 @@ def baseline(choose: Baseline, subject: subjects.Subject, context: Context, orig
     widths = filled(choose(prunable, cost, limit), prunable.full_widths, cost, limit)
     model = keras_graph.build(prunable.pruned(widths))
     recalibrate_batch_norms(model, context)
-    retraining = settings(subject.name).retraining(model, context)
+    original_model = working_model.read(context.original, context)
+    retraining = retraining_of(model, settings(subject.name), context, original_model)
     assert retraining is not None  # the settings have epochs
     healing.heal(model, retraining.loss, retraining.settings, context)
     working_model.write(model, context.folder)

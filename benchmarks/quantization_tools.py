@@ -15,13 +15,14 @@ import numpy as np
 import quantization_subjects as subjects
 from numpy.typing import NDArray
 
-from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.learning.context import Context
-from compress.learning.quantization import calibration
+from compress.core.artifact import MODEL_TFLITE
+from compress.learning.procedures.quantization import quantize
+from compress.learning.procedures.settings import QuantizeSettings
+from compress.learning.quantization import calibration, export
 from compress.learning.quantization.calibration import CalibrationSplit
+from compress.model.ir.tensorflow import keras
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.stages import working_model
-from compress.pipeline.stages.quantize import Quantize
 
 Floats = NDArray[np.float32]
 OURS = "coralline"
@@ -52,7 +53,7 @@ class QuantizedFile:
 
     Attributes:
         content: the .tflite file.
-        seconds: from the model in memory (ours: on disk) to the file.
+        seconds: from the model in memory to the file.
         notes: facts that the tool reports about it.
     """
 
@@ -61,19 +62,9 @@ class QuantizedFile:
     notes: Any = None
 
 
-class Drawn(Quantize):
-    """The `quantize` stage with given samples, so that all tools use the same ones."""
-
-    def _split(self, model: Any, context: Context) -> CalibrationSplit:
-        del model
-        splits = context.data.splits  # type: ignore[attr-defined]
-        samples = splits["calibration"][0]
-        return CalibrationSplit(samples, splits["held out"][0], "balanced", len(samples), 0.0)
-
-
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
     """Return calibration samples and held-out samples, as the stage draws them from the training split."""
-    stage = Quantize()
+    stage = QuantizeSettings()
     samples = calibration.split(
         subject.data, "balanced", stage.calibration_samples, stage.held_out_samples, seed=subject.seed
     )
@@ -81,19 +72,20 @@ def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
 
 
 def ours(inputs: QuantizerInputs, **settings: Any) -> QuantizedFile:
-    """Quantize by the `quantize` stage, with defaults except for `settings`: the result is that of a pipeline."""
-    with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
-        working_model.write(inputs.model, Path(before))
-        artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0)
-        nothing = np.zeros(0, np.int64)
-        data = subjects.Arrays(
-            {"calibration": (inputs.calibration, nothing), "held out": (inputs.held_out, nothing)}, 0
-        )
+    """Quantize by our procedure, with defaults except for `settings`: the result is that of a pipeline."""
+    samples = CalibrationSplit(inputs.calibration, inputs.held_out, "balanced", len(inputs.calibration), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        float_file = Path(folder) / MODEL_TFLITE
+        float_file.write_bytes(export.convert_float(inputs.model))
+        model = working_model.copied(inputs.model)
+        nothing = (np.zeros(0, np.float32), np.zeros(0, np.int64))
+        context = subjects.context(subjects.Arrays({"calibration": nothing}, 0), Path(folder), inputs.seed)
+        keras(inputs.seed)
         started = time.perf_counter()
-        facts = Drawn(**settings).run(artifact, subjects.context(data, Path(after), inputs.seed))
+        result = quantize(model, float_file, QuantizeSettings(**settings), context, samples)
         seconds = time.perf_counter() - started
-        notes = {name: facts[name] for name in ("tried", "not_tried", "ranges", "rewritten") if name in facts}
-        return QuantizedFile((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
+    notes = {name: result.facts[name] for name in ("tried", "not_tried", "ranges", "rewritten") if name in result.facts}
+    return QuantizedFile(result.content, seconds, notes)
 
 
 def converted(model: Any, samples: Floats, *, dense_per_tensor: bool) -> bytes:

@@ -82,7 +82,7 @@ def judged(material: VerdictMaterial) -> Verdict:
         reasons.append(
             "the samples are random numbers: ranges from them, and all comparisons, hold for random numbers only"
         )
-    reasons += _of_stages(material.stages)
+    reasons += [f"{stage.id}: {text}" for stage in material.stages for text in stage.facts.get("warnings", ())]
     reasons += _about_placement(material.placement)
     unique = tuple(dict.fromkeys(reasons))
     if any(finding.level == "not usable" for finding in findings):
@@ -179,13 +179,6 @@ def _empty_classes(data: DataRecord, splits: Sequence[str]) -> list[str]:
 def _listed(names: Sequence[str], data: DataRecord) -> str:
     shown = ", ".join(names[:MOST_NAMES]) + ", …" * (len(names) > MOST_NAMES)
     return f"{len(names)} of {len(data.classes)} classes ({shown})"
-
-
-def _of_stages(stages: Sequence[StageRecord]) -> Iterator[str]:
-    """Yield the warnings that stages report."""
-    for stage in stages:
-        for warning in stage.facts.get("warnings", ()):
-            yield f"{stage.id}: {warning}"
 
 
 def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:

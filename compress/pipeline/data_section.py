@@ -160,13 +160,9 @@ def _random(inputs: ModelInputs) -> dict[str, Any]:
         settings["shapes"] = [list(shape) for shape in inputs.shapes]
     else:
         settings["shape"] = list(inputs.shapes[0])
-        settings["low"], settings["high"] = inputs.limits or _random_range(inputs)
+        samples = np.random.default_rng(0).random((LOOKED_AT, *inputs.shapes[0]), np.float32)
+        settings["low"], settings["high"] = inputs.limits or value_range(inputs, samples)
     return {"source": {"random": settings}, **_unchanged(inputs)}
-
-
-def _random_range(inputs: ModelInputs) -> Range:
-    samples = np.random.default_rng(0).random((LOOKED_AT, *inputs.shapes[0]), np.float32)
-    return value_range(inputs, samples)
 
 
 def _unchanged(inputs: ModelInputs) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from deploy.contract import bundle
 
 FOLDER = "devices"
 MAX_BYTES = 1 << 25
+"""Largest results of a device, 32 MiB; chosen: `bench` writes some kilobytes, and the file comes from outside."""
 HINT = "runner.pyz bench BUNDLE --out results.json"
 MAX_VALUE = 1e18
 """Largest value of a measurement in any unit: an exabyte, or 30 million years in ms. NaN is refused too."""

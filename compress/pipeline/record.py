@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compress.core.artifact import Facts
+from compress.core.artifact import Artifact, Facts
 from compress.core.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.core.files import file_digest
 from compress.core.measurement import COSTS, SIZES, Measurement, Measurements, missing, ratio
@@ -19,7 +19,7 @@ from compress.core.version import __version__
 from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
-from compress.pipeline.stage import host
+from compress.pipeline.stage import NOTHING, host
 from compress.results.encoding import decode
 from compress.results.evaluation import ComparisonRecord, DegeneracyRecord, ExamplesRecord
 from compress.results.placement import AdviceRecord, HostLatencyRecord, LatencyRecord, PlacementRecord
@@ -60,7 +60,8 @@ class Findings:
         data: the facts of `DataSummary`.
         validation: the facts of `Evaluation` on the validation split, by stage id.
         stages: the stage ids of `original` and `result`; empty before they are compared.
-        test: the facts of `Evaluation` on the test split for both.
+        tested: the artifact of `Evaluation` on the test split for both, with the pictures of examples.
+        drawn: the artifact of `OperatorGraph` for the result.
         inputs: the facts of `InputAlternatives` for the original.
         batch_norms: the facts of `BatchNormStatistics` for the original.
         latency: the facts of `Latency` for both.
@@ -71,12 +72,18 @@ class Findings:
     data: Facts = field(default_factory=dict)
     validation: dict[str, Facts] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)
-    test: Facts = field(default_factory=dict)
+    tested: Artifact = NOTHING
+    drawn: Artifact = NOTHING
     inputs: Facts = field(default_factory=dict)
     batch_norms: Facts = field(default_factory=dict)
     latency: Facts = field(default_factory=dict)
     prediction: Facts = field(default_factory=dict)
     sensitivity: SensitivityRecord | None = None
+
+    @property
+    def test(self) -> Facts:
+        """The facts of `Evaluation` on the test split for original and result."""
+        return self.tested.facts
 
 
 @dataclass(frozen=True)

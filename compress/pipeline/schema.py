@@ -1,7 +1,7 @@
 """The schema of pipeline.yaml, and `load`, which checks a file before any work.
 
 A pipeline file has plain keys, and one-key maps that name a stage, a data source or a
-preprocessing step with its settings. `compress.pipeline.runner` executes what is loaded here.
+preprocessing step with its settings. `compress.pipeline.runner` runs what is loaded here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from compress.core.suggestions import listing, nearest, shown
 from compress.data.dataset import Dataset, Splitting
 from compress.data.sources import SOURCES
 from compress.pipeline import data_section
-from compress.pipeline.search_section import SearchSettings
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
-from compress.pipeline.stages.load import LoadTflite, Origin
+from compress.pipeline.stages.load import LoadTflite
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
@@ -39,6 +39,8 @@ from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 
 T = TypeVar("T", bound=Settings)
+MAX_SETTINGS = 100
+"""Settings of one search."""
 
 
 class ModelSettings(Origin):
@@ -106,6 +108,23 @@ class Budget(Settings):
     that is measured on this machine."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
     """Largest .tflite file, in bytes."""
+
+
+class SearchSettings(Settings):
+    """The settings that `python -m compress search` tries. An ordinary run ignores them."""
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 60
+    """Number of trials, failed and stopped ones included."""
+    objectives: Annotated[tuple[str, ...], Field(max_length=3)] = ()
+    """One to three quantities to improve: a metric of the task, latency_ms (predicted for `measure.host`),
+    streamed_bytes, size_bytes, compressed_bytes, macs or parameters. By default the task's first metric, and
+    latency_ms where the target predicts it, otherwise size_bytes."""
+    constraints: dict[str, float | bool] = {}
+    """Constraints on the result: `mapped_whole: true`, `fits_cache: true`, a limit of a cost, or the least value of a
+    metric (the largest, if less is better)."""
+    settings: Annotated[dict[str, Any], Field(min_length=1, max_length=MAX_SETTINGS)]
+    """The settings to vary, by name (`prune.keep`, `model.width`, `stages`): a list of choices, or a range
+    `{from: 0.3, to: 0.9}`, optionally with `step` or `log: true`."""
 
 
 class PipelineKeys(Settings):
@@ -184,7 +203,7 @@ class Pipeline:
     def unpruned(self) -> tuple[StageEntry, ...]:
         """The steps before the first that removes channels, or whose result has no layers."""
         layered = (Kind.UNTRAINED, Kind.KERAS)
-        return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
+        return tuple(takewhile(lambda step: not step.stage.removes_channels and step.makes in layered, self.steps))
 
     def profiled(self) -> Pipeline:
         """Return the pipeline with `execution: {profile: true}`."""
@@ -519,7 +538,8 @@ def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> P
     message = message.replace("String should", "should").replace("an object", "a map")
     if error["type"] == "value_error":
         return node.error(message, *inner)
-    suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
+    words = re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))  # those that a literal allows
+    suggestion = nearest(error["input"], words) if isinstance(error["input"], str) else ""
     return node.error(f"{shown(error['input'])} {message}", *inner, hint=suggestion)
 
 
@@ -537,11 +557,6 @@ def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | N
 
 def _is_settings(kind: object) -> TypeGuard[type[Settings]]:
     return isinstance(kind, type) and issubclass(kind, Settings)
-
-
-def _words(error: ErrorDetails) -> list[str]:
-    """Return the words that a literal allows."""
-    return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]

@@ -7,38 +7,27 @@
 
 What has a key is complete, artifacts are never changed, and two machines that upload the same artifact write the same
 bytes. Stages work in the folder of the store. Nothing of a shared store is used before all of it was verified and
-published there. A shared store that fails ends no run: then stages are made here, and wait for their upload.
+published there. A shared store that fails ends no run: the rest of the run does without it, and the next run uploads
+what is missing.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from compress.core.artifact import Artifact, Kind
+from compress.core.artifact import Artifact
 from compress.core.errors import PipelineError, StoreError
-from compress.core.files import explain, file_digest
+from compress.core.files import file_digest
 from compress.core.progress import Phase, Progress
-from compress.pipeline.store import DIGEST_LINE, MANIFEST, STORE, Store, artifact_digest
+from compress.pipeline.store import DIGEST_LINE, MANIFEST, STORE, Store, parsed
 
-UNSHARED = "unshared"
-"""The folder of the keys that wait for their upload; each is an empty file."""
-AWAY_S = 60.0
-"""Seconds for which a shared store is not used after a request failed: a request may take minutes to fail again."""
 MANIFEST_BYTES = 16 * 1024**2
-"""The largest artifact.json; those of the shipped recipes have less than 1 MiB."""
-FILES = 900
-"""The largest number of files of an artifact: an artifact here has at most about ten."""
-RESERVE_BYTES = 256 * 1024**2
-"""Bytes of the disk that a download leaves free for the run itself."""
+"""Bytes of artifact.json that are read; those of the shipped recipes have less than 1 MiB."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-MIB = 1024**2
+"""The names of files that are downloaded: no path leads out of the folder."""
 ALLOWED = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
 PACKAGES = {
     "file": "pip install 'fsspec>=2025.3'",
@@ -77,8 +66,7 @@ class SharedStore(Store):
         self._files, self._root = _file_system(location)
         self._location = location
         self._shared: set[str] = set()
-        self._away_until = 0.0
-        self._is_noted = False
+        self._is_away = False
         try:  # only the bucket: a prefix exists as soon as it has an object
             self._files.ls(self._root.partition("/")[0] or self._root)
         except _errors() as error:
@@ -92,9 +80,7 @@ class SharedStore(Store):
             return artifact
         try:
             return self._manifest(key)
-        except DamagedError:
-            return None
-        except _errors():
+        except (DamagedError, *_errors()):
             return None
 
     def fetch(self, key: str, progress: Progress) -> Artifact | None:
@@ -120,85 +106,53 @@ class SharedStore(Store):
             progress.note(f"{self._location}: a stored result cannot be used: {error}; it is made again")
             return None
         except _errors() as error:
-            self._failed("a stored result cannot be downloaded", error, "it is made here", progress)
+            self._leave("a stored result cannot be downloaded", error, "it is made here", progress)
             return None
-        self._worked(key)
+        self._shared.add(key)
         return artifact
 
     def is_shared(self, key: str) -> bool:
-        """Whether the shared store has a key, or nobody can know at the moment."""
+        """Whether the shared store has a key, or is not used any more."""
         return key in self._shared or self._is_away
 
     def share(self, key: str, artifact: Artifact, progress: Progress, *, replace: bool = False) -> None:
-        """Upload an artifact, and those that could not be uploaded before.
+        """Upload an artifact.
 
         Args:
             key: the key of the artifact.
             artifact: the artifact.
             progress: the receiver of progress.
             replace: whether to upload the artifact even if the shared store has an artifact with this key.
-
-        Raises:
-            StoreError: the folder cannot be written.
         """
-        if not replace and self.is_shared(key):
+        if self._is_away or (not replace and key in self._shared):
             return
-        waiting = self.folder / UNSHARED
-        try:
-            waiting.mkdir(exist_ok=True)
-            (waiting / key).touch()
-            if self._is_away:
-                return
-            others = [path.name for path in sorted(waiting.iterdir()) if path.name != key]
-        except OSError as error:
-            raise explain(error, "the store cannot be written", self.folder) from error
         try:
             if replace or not self._files.exists(f"{self._root}/keys/{key}"):
                 self._upload(key, artifact, progress)
-            self._worked(key)
-            for other in others:
-                unshared = self.find(other)
-                if unshared is not None:
-                    self._upload(other, unshared, progress)
-                self._worked(other)
+            self._shared.add(key)
         except _errors() as error:
             consequence = f"it stays in {self.folder}, and is uploaded by the next run"
-            self._failed("a result cannot be uploaded", error, consequence, progress)
+            self._leave("a result cannot be uploaded", error, consequence, progress)
 
-    @property
-    def _is_away(self) -> bool:
-        return time.monotonic() < self._away_until
-
-    def _failed(self, what: str, error: BaseException, consequence: str, progress: Progress) -> None:
-        """Leave the shared store alone for a while; note the reason once until it works again."""
-        self._away_until = time.monotonic() + AWAY_S
-        if not self._is_noted:
-            progress.note(f"{self._location}: {what}: {_cause(error)}; {consequence}")
-            self._is_noted = True
-
-    def _worked(self, key: str) -> None:
-        self._is_noted = False
-        self._shared.add(key)
-        (self.folder / UNSHARED / key).unlink(missing_ok=True)
+    def _leave(self, what: str, error: BaseException, consequence: str, progress: Progress) -> None:
+        """Use the shared store no more: each further request may take minutes to fail."""
+        self._is_away = True
+        progress.note(f"{self._location}: {what}: {_cause(error)}; {consequence}")
 
     def _upload(self, key: str, artifact: Artifact, progress: Progress) -> None:
         """Upload the files, then the manifest, then the key."""
         remote = f"{self._root}/artifacts/{artifact.digest}"
-        sizes = {name: artifact.file(name).stat().st_size for name in artifact.files}
-        with progress.phase(Phase("uploading", unit="MiB")):
-            done = 0
-            for name, size in sizes.items():
+        with progress.phase(Phase("uploading", unit="file")):
+            for number, name in enumerate(artifact.files, 1):
                 self._files.put_file(str(artifact.file(name)), f"{remote}/{name}")
-                done += size
-                progress.update(done // MIB, -(-sum(sizes.values()) // MIB))
+                progress.update(number, len(artifact.files))
         self._files.pipe_file(f"{remote}/{MANIFEST}", (artifact.folder / MANIFEST).read_bytes())
         self._files.pipe_file(f"{self._root}/keys/{key}", artifact.digest.encode() + b"\n")
 
-    def _read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of a small file, of a larger one the first bytes; None if there is none."""
+    def _read(self, name: str) -> bytes | None:
+        """Return the first MANIFEST_BYTES of a file; None if there is no such file."""
         try:
-            with self._files.open(f"{self._root}/{name}", "rb") as stream:
-                return bytes(stream.read(limit))
+            return bytes(self._files.cat_file(f"{self._root}/{name}", end=MANIFEST_BYTES))
         except (FileNotFoundError, IsADirectoryError):
             return None
 
@@ -206,69 +160,43 @@ class SharedStore(Store):
         """Return a key's artifact without its files; None if the shared store has no such key.
 
         Raises:
-            DamagedError: the manifest is missing, too large or invalid.
+            DamagedError: the manifest is missing or invalid.
             OSError: a request failed, or another of `_errors`.
         """
-        line = self._read(f"keys/{key}", 66)
+        line = self._read(f"keys/{key}")
         if line is None:
             return None
         if not DIGEST_LINE.fullmatch(line):
             raise DamagedError("the key is damaged")
         digest = line[:64].decode()
-        content = self._read(f"artifacts/{digest}/{MANIFEST}", MANIFEST_BYTES + 1)
+        content = self._read(f"artifacts/{digest}/{MANIFEST}")
         if content is None:
             raise DamagedError(f"{MANIFEST} is missing")
-        if len(content) > MANIFEST_BYTES:
-            raise DamagedError(f"{MANIFEST} is larger than {MANIFEST_BYTES:,} bytes")
-        return _verified(content, digest)
+        try:
+            artifact = parsed(content, digest, Path())
+        except ValueError as error:
+            raise DamagedError(f"{MANIFEST} is invalid") from error
+        if not all(NAME.fullmatch(name) and name != MANIFEST for name in artifact.files):
+            raise DamagedError(f"{MANIFEST} has names or values that are not allowed")
+        return artifact
 
     def _download(self, manifest: Artifact, work: Path, progress: Progress) -> None:
         """Download the files of an artifact, and verify them.
 
         Raises:
-            DamagedError: a file is missing, or different from the manifest, or the disk is too small for all files.
+            DamagedError: a file is missing, or different from the manifest.
             OSError: a request failed, or another of `_errors`.
         """
         remote = f"{self._root}/artifacts/{manifest.digest}"
-        sizes: dict[str, int] = {}
-        for name in manifest.files:
-            try:
-                sizes[name] = int(self._files.info(f"{remote}/{name}")["size"] or 0)
-            except FileNotFoundError as error:
-                raise DamagedError(f"{name} is missing") from error
-        total, free = sum(sizes.values()), shutil.disk_usage(work).free - RESERVE_BYTES
-        if total > free:
-            raise DamagedError(f"its files have {total:,} bytes, but the disk has space for {max(free, 0):,}")
-        with progress.phase(Phase("downloading", unit="MiB")):
-            done = 0
-            for name, expected in manifest.files.items():
-                self._files.get_file(f"{remote}/{name}", str(work / name))
+        with progress.phase(Phase("downloading", unit="file")):
+            for number, (name, expected) in enumerate(manifest.files.items(), 1):
+                try:
+                    self._files.get_file(f"{remote}/{name}", str(work / name))
+                except FileNotFoundError as error:
+                    raise DamagedError(f"{name} is missing") from error
                 if file_digest(work / name) != expected:
                     raise DamagedError(f"{name} is damaged")
-                done += sizes[name]
-                progress.update(done // MIB, -(-total // MIB))
-
-
-def _verified(content: bytes, digest: str) -> Artifact:
-    """Return the artifact of an artifact.json, without its files.
-
-    Raises:
-        DamagedError: the manifest is invalid, or the manifest of another artifact.
-    """
-    try:
-        value = json.loads(content)
-        files, facts, seconds = value["files"], value["facts"], float(value["seconds"])
-        if not isinstance(files, dict) or not isinstance(facts, dict) or len(files) > FILES:
-            raise TypeError
-        if not all(NAME.fullmatch(name) and name != MANIFEST for name in files):
-            raise DamagedError(f"{MANIFEST} has names or values that are not allowed")
-        if artifact_digest(value) != digest:
-            raise DamagedError(f"{MANIFEST} is damaged")
-        if not math.isfinite(seconds):
-            raise ValueError
-        return Artifact(digest, Kind(str(value.get("kind"))), Path(), files, facts, seconds)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{MANIFEST} is invalid") from error
+                progress.update(number, len(manifest.files))
 
 
 def _file_system(location: str) -> tuple[Any, str]:

@@ -22,6 +22,9 @@ from compress.learning.context import Context, Need
 from compress.targets.base import Target
 from compress.tasks.base import Refusal, Use
 
+NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
+"""The input of the first stage, and the original before it exists."""
+
 
 def refused_host(target: Target, host: str | None, clock: str | None) -> Refusal | None:
     """Return the reason why latency is not predicted for a host or a clock of a target; None if it is."""
@@ -70,6 +73,10 @@ class Stage(Work):
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
 
+    makes_original: ClassVar[bool] = False
+    """Whether its model may be the original that later models are compared with, since it loads or trains one."""
+    removes_channels: ClassVar[bool] = False
+
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""
 
@@ -97,6 +104,10 @@ class Stage(Work):
     def changes_cost(self) -> bool:
         """Return whether it changes layers or their widths, and with them what the model costs on the target."""
         return False
+
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the model's classes, for data without labels."""
+        return ()
 
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the reason why a setting cannot be used with the target, or None."""

@@ -62,6 +62,7 @@ EPOCHS_NEW, EPOCHS_HEAD, EPOCHS_TEXT = (20, 150), (8, 40), (5, 40)
 BATCHES = (32, 64)
 """Batch size below and from LARGE_SPLIT training samples."""
 LARGE_SPLIT = 4000
+"""Training samples; chosen: batches of 32 give 125 steps in an epoch there, and 64 are enough for larger splits."""
 AUGMENT = {"flip": True, "shift": 0.1, "zoom": 0.2, "brightness": 0.1, "contrast": 0.2, "saturation": 0.2}
 """Random changes of training images."""
 WORTH_PRUNING_MACS = 50_000_000
@@ -136,23 +137,17 @@ def starter(
     source = recognized(data, folder, label)
     draft.data["source"] = source
     dataset = _examined(draft, folder)
-    inputs = None if model is None else with_range(_inputs(model, trust=trust), chosen_range)
     if learns and (reason := task_of(dataset).why_not(("embedding",))) is not None:
         raise DataError(f"a device cannot learn new classes: {reason.what}", where=str(data), hint="leave out --learn")
     if model is None:
         _new_model(draft, dataset)
     else:
-        assert inputs is not None
+        file = model_file.read(model)
+        floating = model_file.in_float(file)  # a quantized file, if all of its operators have layers
+        inputs = with_range(inputs_of(file if floating.refused else floating, trust=trust), chosen_range)
         _trained_model(draft, dataset, inputs, model, folder, trust=trust)
     _closing_stages(draft, learns=learns)
     return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.messages))
-
-
-def _inputs(path: Path, *, trust: bool) -> ModelInputs:
-    """Return the inputs of a model; of a quantized file in float, if all of its operators have layers."""
-    file = model_file.read(path)
-    floating = model_file.in_float(file)
-    return inputs_of(file if floating.refused else floating, trust=trust)
 
 
 # --- the data ----------------------------------------------------------------------------
@@ -206,7 +201,8 @@ def _candidates(path: Path, shown: str, label: str | None) -> Iterator[dict[str,
 
 
 def _folder_candidates(path: Path, shown: str, label: str | None) -> Iterator[dict[str, Any]]:
-    names = _names(path)
+    files = tree(path)
+    names = [name.lower() for name in files.names]
     if any(name.endswith(".xml") for name in names):
         yield {"voc": {"path": shown}}
     if any(name.endswith("data.yaml") or "labels/" in name for name in names):
@@ -220,7 +216,7 @@ def _folder_candidates(path: Path, shown: str, label: str | None) -> Iterator[di
         labels = {} if label is None else {"labels": _labels(path, suffixes, label)}
         yield {kind: {**settings, **labels}}
         # Samples in several folders, or with a table, have labels: what is wrong with them must be said.
-        is_flat = len(tree(path).folders) <= 1
+        is_flat = len(files.folders) <= 1
         if is_flat and not any(name.endswith(TABLE_SUFFIXES) for name in names):
             yield {kind: {**settings, "labels": "none"}}
 
@@ -232,11 +228,6 @@ def _labels(path: Path, suffixes: tuple[str, ...], label: str) -> dict[str, str]
         raise DataError(f"{len(tables)} tables have labels for the samples", where=str(path), allowed="one table")
     settings = tables[0].settings
     return {"table": settings.table, "file": settings.file, "label": label}
-
-
-def _names(path: Path) -> list[str]:
-    """Return the names of all files of a folder or archive, in lower case, relative to it."""
-    return [name.lower() for name in tree(path).names]
 
 
 def _npz_arrays(path: Path) -> dict[str, str]:
@@ -327,16 +318,15 @@ def _about(data: Dataset, source: Mapping[str, Any]) -> str:
 # --- choices -----------------------------------------------------------------------------
 
 
-def _raw_shapes(data: Dataset) -> list[tuple[int, ...]]:
+def _some_samples(data: Dataset) -> list[NDArray[Any]]:
+    """Return up to LOOKED_AT training samples before preprocessing, from all parts of the split."""
     count = len(data.labels("train"))
     indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    return [tuple(sample.shape) for sample in data.raw("train", indices)]
+    return data.raw("train", indices)
 
 
-def _side(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the side of square images for photos: their usual short side, rounded up, within limits."""
-    short = float(np.median([min(shape[:2]) for shape in shapes]))
-    return int(np.clip(np.ceil(short / GRAIN) * GRAIN, SMALLEST, LARGEST))
+def _raw_shapes(data: Dataset) -> list[tuple[int, ...]]:
+    return [tuple(sample.shape) for sample in _some_samples(data)]
 
 
 def _new_model(draft: _Draft, data: Dataset) -> None:
@@ -365,7 +355,8 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
         draft.comments["model"] = "an anchor-free detector of full convolutions, which the Edge TPU runs best"
         _resize(draft, side, (-1, 1), letterbox=True)
     elif rank == 3 and shapes[0][-1] in (1, 3) and task.one_vector:
-        side = _side(shapes)
+        short = float(np.median([min(shape[:2]) for shape in shapes]))
+        side = int(np.clip(np.ceil(short / GRAIN) * GRAIN, SMALLEST, LARGEST))
         tiny = side <= TINY_SIDE
         draft.model = (
             {"builder": "digits_cnn"} if tiny else {"builder": "fused_bottleneck", "arguments": {"width": 1.0}}
@@ -512,9 +503,7 @@ def _photos(data: Dataset, inputs: ModelInputs) -> Any:
     """Return some photos with the size of the model's input, and values from 0 to 1."""
     height, width, channels = inputs.shapes[0]
     resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
-    count = len(data.labels("train"))
-    indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    photos = np.stack([resize(sample) for sample in data.raw("train", indices)]) / np.float32(255)
+    photos = np.stack([resize(sample) for sample in _some_samples(data)]) / np.float32(255)
     return photos[..., :channels].astype(np.float32)
 
 
@@ -551,9 +540,7 @@ def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> 
 
 def _tokens(draft: _Draft, data: Dataset) -> None:
     """Choose the step `tokens`: words, or characters where there are no blanks between words."""
-    count = len(data.labels("train"))
-    indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    texts = [text_of(sample) for sample in data.raw("train", indices)]
+    texts = [text_of(sample) for sample in _some_samples(data)]
     counts = {unit: [len(tokens_of(text, unit)) for text in texts] for unit in ("word", "character")}
     unit = "word" if np.median(counts["word"]) > 2 else "character"
     length = int(np.clip(8 * np.ceil(np.quantile(counts[unit], 0.95) / 8), 8, MOST_TOKENS))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -81,15 +82,10 @@ class Store:
         """Return an artifact after verifying every byte, or None."""
         folder = self.folder / "artifacts" / digest
         try:
-            content = json.loads((folder / MANIFEST).read_bytes())
-            if not isinstance(content, dict) or artifact_digest(content) != digest:
-                return None
-            if any(file_digest(folder / name) != expected for name, expected in content["files"].items()):
-                return None
-            return Artifact(
-                digest, Kind(content["kind"]), folder, content["files"], content["facts"], content["seconds"]
-            )
-        except (FileNotFoundError, ValueError, KeyError, RecursionError, NotADirectoryError):
+            artifact = parsed((folder / MANIFEST).read_bytes(), digest, folder)
+            is_sound = all(file_digest(folder / name) == expected for name, expected in artifact.files.items())
+            return artifact if is_sound else None
+        except (FileNotFoundError, ValueError, NotADirectoryError):
             return None
         except OSError as error:
             raise explain(error, "the store cannot be read", self.folder) from error
@@ -222,6 +218,24 @@ class Store:
 def artifact_digest(content: dict[str, Any]) -> str:
     """Return the digest of an artifact, which does not include the time."""
     return digest_of({name: content[name] for name in ("kind", "files", "facts")})
+
+
+def parsed(manifest: bytes, digest: str, folder: Path) -> Artifact:
+    """Return the artifact of an artifact.json; its files are not read.
+
+    Raises:
+        ValueError: the content is invalid, or that of another artifact.
+    """
+    try:
+        content = json.loads(manifest)
+        files, facts, seconds = content["files"], content["facts"], float(content["seconds"])
+        if not isinstance(files, dict) or not isinstance(facts, dict) or not math.isfinite(seconds):
+            raise ValueError("a value has the wrong type")
+        if artifact_digest(content) != digest:
+            raise ValueError("the digest is that of another artifact")
+        return Artifact(digest, Kind(content["kind"]), folder, files, facts, seconds)
+    except (TypeError, LookupError, RecursionError) as error:
+        raise ValueError("the content is invalid") from error
 
 
 def _try_lock(handle: int) -> bool:

@@ -19,6 +19,7 @@ from compress.core.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
 Location = tuple[str | int, ...]
 MAX_INTEGER = (1 << 63) - 1
+"""The largest signed 64-bit integer: numpy and JSON readers of other languages take no larger one."""
 _INVALID_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line separators, and unpaired surrogates."""
 

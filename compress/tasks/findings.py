@@ -237,7 +237,7 @@ def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> l
     """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
 
     Args:
-        facts: the result of `compress.pipeline.probes.input_range`; None for a float input.
+        facts: the result of `compress.pipeline.probes.input_values.input_range`; None for a float input.
         labelled: whether labels show how good the answers are.
     """
     if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):

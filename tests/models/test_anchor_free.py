@@ -21,7 +21,7 @@ from compress.learning.training.loop import fit, own_loss
 from compress.model.importers import builder
 from compress.model.ir import keras_graph
 from compress.model.ir.passes import fold
-from compress.pipeline.stages.load import Origin
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.stages.train import Train
 from compress.tasks.detection import Detection
 from deploy.contract.average_precision import average_precision

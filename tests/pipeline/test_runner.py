@@ -30,6 +30,7 @@ from compress.core.errors import (
     StoreError,
 )
 from compress.data.source import CorruptError
+from compress.pipeline import resolution
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from deploy.contract import bundle
@@ -237,7 +238,7 @@ def test_a_damaged_artifact_is_made_again(project: Project, out: Path) -> None:
 
 def test_preview_says_what_a_run_would_do_and_creates_nothing(project: Project, out: Path) -> None:
     def preview(path: Path, *forced: str) -> dict[str, str]:
-        steps = runs.preview(load(path, tiny.STAGES), out, frozenset(forced))
+        steps = resolution.preview(load(path, tiny.STAGES), out, frozenset(forced))
         return {step.id: status for step, status in steps}
 
     path = project([*STAMPS[:3], "package"], target="cpu")
@@ -382,13 +383,6 @@ def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
     assert str(error).startswith("accuracy of model: takes [1, 4, 4, 1], but the data gives [1, 5, 5, 1]; add `resize")
     assert record["error"]["stage"] is None
     assert tiny.statuses(record) == {"model": "done"}
-
-
-def test_more_classes_than_the_model_knows(project: Project, out: Path) -> None:
-    path = project([])
-    tiny.data(path.parent / "data.npz", classes=5)
-    error, _, _ = failed(path, out, ModelError)
-    assert str(error).startswith("accuracy of model: gives 3 scores, but the data has 5 classes")
 
 
 def test_data_with_nan(project: Project, out: Path) -> None:

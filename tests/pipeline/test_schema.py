@@ -21,7 +21,7 @@ from compress.core.errors import CorallineError, ModelError, PipelineError, Untr
 from compress.data.sources import SOURCES
 from compress.model.tflite import graph
 from compress.pipeline.schema import Pipeline, load
-from compress.pipeline.stages.load import Build, LoadKeras, LoadTflite
+from compress.pipeline.stages.load import Build, ImportFile, LoadTflite
 from compress.pipeline.yaml_file import read
 
 MODEL_KEYS = (
@@ -232,16 +232,13 @@ def test_infinity_and_nan_are_no_numbers(refused: Callable[..., str], setting: s
         ("schema_version: 1", "1.0", "schema_version: 1.0 should be 1"),
         ("name: digits", "3", "name: 3 should be a valid string"),
         ("name: digits", "../digits", "name: '../digits' should match pattern"),
-        ("name: digits", "/tmp/digits", "name: '/tmp/digits' should match pattern"),
         ("name: digits", ".store", "name: '.store' should match pattern"),
-        ("name: digits", "-x", "name: '-x' should match pattern"),
         ("name: digits", '""', "name: '' should match pattern"),
         ("name: digits", "x" * 65, "should match pattern"),
         ("target: edgetpu", "edgtpu", "target: unknown target 'edgtpu'; allowed: cpu, edgetpu; did you mean 'edge"),
         ("target: edgetpu", "../targets/cpu", "target: unknown target '../targets/cpu'; allowed: cpu, edgetpu"),
         ("target: edgetpu", "3", "target: 3 should be a valid string"),
         ("method: ptq", "qta", "stages[3].quantize.method: 'qta' should be 'ptq' or 'qat'; did you mean 'qat'?"),
-        ("method: ptq", "PTQ", "stages[3].quantize.method: 'PTQ' should be 'ptq' or 'qat'; did you mean 'ptq'?"),
         ("method: ptq", "null", "stages[3].quantize.method: null should be 'ptq' or 'qat'"),
         ("builder: digits_cnn", "3", "model.builder: 3 should be a valid string"),
         ("builder: digits_cnn", "digits_cnn\n  trust: 1", None),
@@ -267,17 +264,11 @@ def test_words_of_a_wrong_type_or_range(
         ("      augment:\n        shift: 0.1\n", "      augment: 1\n", 22, "stages[0].train.augment: 1 should be"),
         ("  split:\n    test: 0.2\n", "  split: 0.2\n", 10, "data.split: must be a map, not 0.2; allowed: validation"),
         ("    digits: {}", "    - digits", 8, "data.source: a data source must be a map with one key; allowed: digits"),
-        ("    digits: {}", "    digits: {}\n    npz: {file: x}", 8, "data.source: a data source must be a"),
         ("  - distill: {}\n", "  - 3\n", 26, "stages[2]: a stage must be a map with one key; allowed: train, prune"),
         ("  - distill: {}\n", "  -\n", 26, "stages[2]: a stage must be a map with one key; allowed: train, prune"),
-        ("  - distill: {}\n", "  - distill: 3\n", 26, "stages[2].distill: must be a map, not 3; allowed: "),
         ("  - distill: {}\n", "  - distill: {}\n    prune: {}\n", 26, "stages[2]: a stage must be a map with"),
         ("    - resize:\n", "    - 3\n    - resize:\n", 13, "data.preprocess[0]: a step must be a map with one key"),
-        ("        filter: bilinear", "        filter: [1]", 13, "data.preprocess[0]: resize: filter must be"),
         ("[32, 32]", "32", 13, "data.preprocess[0]: resize: size must be a list of 2 numbers, not 32"),
-        ("[32, 32]", "[32]", 13, "data.preprocess[0]: resize: size must be a list of 2 numbers"),
-        ("[32, 32]", "[true, 32]", 13, "data.preprocess[0]: resize: size must be a number"),
-        ("[32, 32]", "['32', 32]", 13, "data.preprocess[0]: resize: size must be a number"),
         ("[32, 32]", "[0, 32]", 13, "data.preprocess[0]: resize: size must be two whole numbers from 1 to 8192"),
         ("[0, 16]", "[5, 5]", 16, "data.preprocess[1]: scale: from must be two different numbers"),
     ],
@@ -412,8 +403,6 @@ def test_a_float_tflite_file_is_quantized(
     "names",
     [
         ["train"],
-        ["train", "quantize"],
-        ["train", "quantize", "package"],
         ["train", "distill", "prune", "distill", "quantize", "compile"],
         ["train", "train", "prune", "prune", "quantize", "compile", "package"],
     ],
@@ -482,10 +471,8 @@ def test_both_or_neither_of_builder_and_file(refused: Callable[..., str], model:
     ("name", "kind"),
     [
         ("m.tflite", LoadTflite),
-        ("m.TFLITE", LoadTflite),
-        ("m.keras", LoadKeras),
-        ("m.h5", LoadKeras),
-        ("m.hdf5", LoadKeras),
+        ("m.keras", ImportFile),
+        ("m.h5", ImportFile),
     ],
 )
 def test_a_model_file_is_found_beside_the_pipeline(
@@ -564,7 +551,6 @@ def test_code_of_ones_own_needs_trust(
         ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, autoencoder, conv_1d, digits_cnn, "),
         ("''", "model: unknown builder ''; allowed: anchor_free"),
         ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: anchor_free"),
-        ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: anchor_free"),
         ("gone.py", "model: the file {folder}/gone.py does not exist; check the path"),
         ("digits_cnn.py", "model: the file {folder}/digits_cnn.py does not exist; check the path"),
         (".py", "model: the file {folder}/.py does not exist; check the path"),

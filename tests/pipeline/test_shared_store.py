@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from compress.core.artifact import Artifact, Kind  # noqa: E402
 from compress.core.errors import PipelineError, StoreError  # noqa: E402
 from compress.core.files import digest_of  # noqa: E402
 from compress.pipeline import runner  # noqa: E402
+from compress.pipeline.resolution import preview  # noqa: E402
 from compress.pipeline.schema import load  # noqa: E402
-from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, SharedStore, store_in  # noqa: E402
+from compress.pipeline.shared_store import MANIFEST_BYTES, SharedStore, store_in  # noqa: E402
 
 KEY = "k" * 64
 OTHER = "o" * 64
@@ -119,7 +119,7 @@ def test_the_second_machine_runs_no_stage(location: str, tmp_path: Path) -> None
         notes = tiny.Notes()
         store = store_in(tmp_path / name, location)
         pipeline = load(path, tiny.STAGES)
-        before = {entry.id: status for entry, status in runner.preview(pipeline, tmp_path / name, store=store)}
+        before = {entry.id: status for entry, status in preview(pipeline, tmp_path / name, store=store)}
         assert set(before.values()) == ({"to do"} if name == "a" else {"cached"})
         record = runner.run(pipeline, tmp_path / name, notes, store=store).to_json()
         results.append((tiny.statuses(record), {name: row["sha256"] for name, row in record["outputs"].items()}))
@@ -172,14 +172,12 @@ def test_an_upload_that_is_cut_off_is_made_by_the_next_run(
         first.share(KEY, artifact, notes, replace=True)
         (noted,) = notes.noted
         assert "a result cannot be uploaded: the connection was lost; it stays in" in noted
-        assert share(first, OTHER)[1] == []  # the note is shown only once
-    assert sorted(path.name for path in (first.folder / UNSHARED).iterdir()) == [KEY, OTHER]
+    assert share(first, OTHER)[1] == []  # this store does not try again
     assert fetch(machine("b")) == (None, [])
     again = machine("a")
+    assert not again.is_shared(KEY)
     again.share(KEY, artifact, tiny.Notes())
-    assert list((again.folder / UNSHARED).iterdir()) == []
-    for key in (KEY, OTHER):
-        assert fetch(machine("b"), key)[0] == machine("b").find(key)
+    assert fetch(machine("b"))[0] == machine("b").find(KEY)
 
 
 def test_a_download_that_is_cut_off_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +195,7 @@ def test_a_download_that_is_cut_off_leaves_nothing(machine: Machine, monkeypatch
     assert noted[0].endswith("TimeoutError; it is made here")
     assert store.find(KEY) is None
     assert list((store.folder / "scratch").iterdir()) == []
-    assert fetch(store) == (None, [])  # this store does not try again yet
+    assert fetch(store) == (None, [])  # this store does not try again
     assert fetch(machine("b"))[0] is not None
 
 
@@ -243,7 +241,6 @@ def named(name: str) -> Callable[[dict[str, Any]], Any]:
         (named("sub/file"), "names or values that are not allowed"),
         (named("absent.bin"), "absent.bin is missing"),
         (lambda content: content["files"].update({"plan.json": "0" * 64}), "plan.json is damaged"),
-        (lambda content: content["files"].update({f"f{n}": "0" * 64 for n in range(1000)}), "artifact.json is invalid"),
         (lambda content: content.update(kind="a poem"), "artifact.json is invalid"),
         (lambda content: content.update(seconds=float("nan")), "artifact.json is invalid"),
         (lambda content: content.update(files=[]), "artifact.json is invalid"),
@@ -282,7 +279,7 @@ def test_a_hostile_manifest_is_refused(
         ("keys/" + KEY, bytes(1000), "the key is damaged"),
         ("artifact.json", b"[" * 100_000, "artifact.json is invalid"),
         ("artifact.json", b"[]", "artifact.json is invalid"),
-        ("artifact.json", bytes(MANIFEST_BYTES + 1), "is larger than"),
+        ("artifact.json", bytes(MANIFEST_BYTES + 1), "artifact.json is invalid"),
         ("model.tflite", b"other", "model.tflite is damaged"),
     ],
 )
@@ -298,16 +295,6 @@ def test_a_damaged_object_counts_as_missing(
     assert store.look(KEY) is None or name == "model.tflite"
     share(store)
     assert fetch(machine("c"))[0] is not None
-
-
-def test_a_result_larger_than_the_disk_is_not_downloaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    share(machine("a"))
-    usage = shutil.disk_usage("/")._replace(free=300 * 1024**2)
-    monkeypatch.setattr("compress.pipeline.shared_store.RESERVE_BYTES", 300 * 1024**2 - 100)
-    monkeypatch.setattr("compress.pipeline.shared_store.shutil.disk_usage", lambda path: usage)
-    fetched, noted = fetch(machine("b"))
-    assert fetched is None
-    assert "has space for 100" in noted[0]
 
 
 # --- errors before any work is done -----------------------------------------------------

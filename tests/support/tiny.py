@@ -373,7 +373,7 @@ def environment() -> dict[str, str]:
 
 
 class Notes(SilentProgress):
-    """A `compress.pipeline.runner.Monitor` and a `Progress` that store what they receive."""
+    """A `compress.pipeline.execution.Monitor` and a `Progress` that store what they receive."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}

@@ -15,6 +15,7 @@ import tiny
 from compress import targets
 from compress.core.artifact import MODEL_COMPILED, Facts
 from compress.core.errors import PipelineError, StageError
+from compress.learning.procedures.trial_conversion import TrialConverter
 from compress.learning.pruning.allocation import importance_losses
 from compress.learning.pruning.objective import Objective
 from compress.learning.pruning.prunable import prepare
@@ -24,7 +25,6 @@ from compress.model.tflite.edit import Edit
 from compress.model.tflite.graph import Graph, Operator
 from compress.pipeline import runner
 from compress.pipeline.schema import load
-from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.surface.cli.main import main
 from compress.targets.base import (
     ChannelBlocks,

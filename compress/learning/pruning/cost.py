@@ -60,7 +60,8 @@ class TrialConversion:
 
 
 Convert = Callable[[Network, Any], TrialConversion]
-"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
+"""(network, the same as a Keras model) -> the .tflite files that it becomes; see
+`learning.procedures.trial_conversion`."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         drawn = dict(zip(("original", "result"), illustrator.answers(canvas, sample), strict=True))
         pictures = {"label": label} | drawn if label is not None else drawn
         written = [_written(folder / f"{number}-{shows}.jpg", shows, picture) for shows, picture in pictures.items()]
-        name = _without_folder(data.describe(split, sample))
+        name = data.describe(split, sample)
+        if PurePath(name).is_absolute():  # outside of the data: the record has no folders of this machine
+            name = PurePath(name).name
         records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))
 
@@ -82,11 +84,6 @@ def choose(differences: Sequence[float], is_empty: Callable[[int], bool]) -> lis
             typical.append(sample)
     typical += [sample for sample in rest if sample not in typical][: TYPICAL - len(typical)]
     return [*((sample, "different") for sample in different), *((sample, "typical") for sample in typical)]
-
-
-def _without_folder(name: str) -> str:
-    """Return the name of a file outside of the data's folder without the folders of this machine."""
-    return PurePath(name).name if PurePath(name).is_absolute() else name
 
 
 def _thumbnail(image: Pixels) -> Pixels:

@@ -22,6 +22,7 @@ from compress.pipeline.stage import Probe, host
 from compress.targets.base import Target, hardware_costs
 
 WARMUP = 20
+"""Inferences before the timed ones; chosen: the first ones allocate memory and raise the clock of the CPU."""
 RUNS = Phase("", unit="run")
 PERCENTILES = {"latency_ms": 50, "latency_p90_ms": 90, "latency_p99_ms": 99}
 

@@ -12,7 +12,7 @@ from compress.core.progress import Phase
 from compress.learning.context import Context, Need
 from compress.model.tflite.interpreter import LoadedModel, version
 from compress.pipeline.probes.examples import examples
-from compress.pipeline.probes.input_range import input_range
+from compress.pipeline.probes.input_values import input_range
 from compress.pipeline.probes.original_outputs import output_rows
 from compress.pipeline.probes.output_fidelity import compare_outputs
 from compress.pipeline.stage import Probe

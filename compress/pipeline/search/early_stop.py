@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.pipeline.search.goals import Goals, Limit, dominates, is_cost, losses
+from compress.pipeline.search.goals import Goals, dominates, is_cost, losses
 from compress.results.search import TrialRecord
 
 SLACK = 0.05
@@ -50,7 +50,7 @@ def reason_to_stop(state: TrialProgress, goals: Goals, trials: Sequence[TrialRec
         if is_cost(limit.metric) and limit.metric.name in costs:
             value = costs[limit.metric.name]
             if value > limit.bound * (1 + SLACK):
-                return f"{limit.metric.name} is predicted to be {value:.4g}, and the limit is {_bound(limit)}"
+                return f"{limit.metric.name} is predicted to be {value:.4g}, and the limit is {limit.bound:g}"
     return _hopeless_quality(state, costs, goals, trials)
 
 
@@ -62,11 +62,11 @@ def expected(trial: TrialRecord, goals: Goals, trials: Sequence[TrialRecord]) ->
     result = dict(trial.predicted)
     if trial.stages:
         stage, quality = list(trial.stages.items())[-1]
-        begun = _order(trial)
+        begun = tuple(trial.stages)
         alike = [
             candidate
             for candidate in trials
-            if candidate.status == "complete" and _order(candidate)[: len(begun)] == begun
+            if candidate.status == "complete" and tuple(candidate.stages)[: len(begun)] == begun
         ]
         gains = _gains(goals.quality.name, stage, alike)
         result[goals.quality.name] = quality + (statistics.mean(gains) if gains else 0.0)
@@ -80,10 +80,6 @@ def _gains(quality: str, stage: str, trials: Sequence[TrialRecord]) -> list[floa
         for trial in trials
         if stage in trial.stages and quality in trial.values
     ]
-
-
-def _bound(limit: Limit) -> str:
-    return f"{limit.bound:g}"
 
 
 def _is_reliable(trials: Sequence[TrialRecord]) -> bool:
@@ -102,7 +98,7 @@ def _hopeless_quality(
     metric = goals.quality
     if state.quality is None:
         return ""
-    seen = [trial for trial in trials if trial.status == "complete" and _order(trial) == state.order]
+    seen = [trial for trial in trials if trial.status == "complete" and tuple(trial.stages) == state.order]
     sign = 1 if metric.higher_is_better else -1
     gains = [sign * gain for gain in _gains(metric.name, state.stage, seen)]
     if len(gains) < LEAST_SEEN:
@@ -112,7 +108,7 @@ def _hopeless_quality(
     start = f"{metric.name} is {state.quality:.4g} after {state.stage}, and {best:.4g} with the largest gain so far"
     for limit in goals.limits:
         if limit.metric == metric and limit.excess(possible) > 0:
-            return f"{start}; the limit is {_bound(limit)}"
+            return f"{start}; the limit is {limit.bound:g}"
     if any(name not in costs for name in (cost.name for cost in goals.costs)):
         return ""
     if {*goals.objectives} - {*goals.costs, metric}:  # another quality is not known before the end
@@ -123,8 +119,3 @@ def _hopeless_quality(
         if trial.is_feasible and dominates(losses(trial.values, goals.objectives), point):
             return f"{start}; trial {trial.number} is better in every objective"
     return ""
-
-
-def _order(trial: TrialRecord) -> tuple[str, ...]:
-    """Return the ids of the stages whose models were measured."""
-    return tuple(trial.stages)

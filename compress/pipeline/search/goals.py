@@ -122,7 +122,8 @@ def read_goals(document: Document, pipeline: Pipeline) -> Goals:
     search = pipeline.head.search
     assert search is not None
     node = document.root.child("search")
-    known = _known(pipeline)
+    predicted = PREDICTED if pipeline.target.cost.hosts else ()
+    known = {metric.name: metric for metric in (*task_of(pipeline.data).metrics, *predicted, *SIZES)}
     quality = task_of(pipeline.data).metrics[0]
     if search.objectives:
         names = node.child("objectives")
@@ -137,11 +138,6 @@ def read_goals(document: Document, pipeline: Pipeline) -> Goals:
     hosts = pipeline.target.cost.hosts
     host = pipeline.target.cost.host(pipeline.head.measure.host) if hosts else ""
     return Goals(objectives, limits, host, quality)
-
-
-def _known(pipeline: Pipeline) -> dict[str, Metric]:
-    predicted = PREDICTED if pipeline.target.cost.hosts else ()
-    return {metric.name: metric for metric in (*task_of(pipeline.data).metrics, *predicted, *SIZES)}
 
 
 def _metric(node: DocumentNode, key: int | str, name: str, known: Mapping[str, Metric], target: Target) -> Metric:

@@ -162,6 +162,7 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
     """
     budget = budget_of(document, pipeline)
     metric = task_of(pipeline.data).metrics[0]
+    folder = (out / pipeline.head.name).resolve()
     results: list[RecipeResult] = []
     tried: list[_Tried] = []
     for recipe in RECIPES:
@@ -170,7 +171,9 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
             results.append(RecipeResult(recipe.name, "skipped", reason=reason))
             continue
         began = time.monotonic()
-        request = _request(document, pipeline, recipe, out)
+        content = with_recipe(document, recipe).value
+        path = str(document.path.resolve())
+        request = WorkRequest("trial", path, content, str(out.resolve()), str(folder), recipe.name)
         record, limits = _measured(request, worker, budget, metric)
         excess = {limit: limit.excess({**record.predicted, **record.values}) for limit in limits}
         cost = max((value for limit, value in excess.items() if is_cost(limit.metric)), default=0.0)
@@ -233,12 +236,6 @@ def _why_invalid(document: Document, recipe: Recipe) -> str:
     except CorallineError as error:
         return error.what
     return ""
-
-
-def _request(document: Document, pipeline: Pipeline, recipe: Recipe, out: Path) -> WorkRequest:
-    folder = (out / pipeline.head.name).resolve()
-    content = with_recipe(document, recipe).value
-    return WorkRequest("trial", str(document.path.resolve()), content, str(out.resolve()), str(folder), recipe.name)
 
 
 def _measured(

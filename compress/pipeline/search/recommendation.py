@@ -195,18 +195,13 @@ def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], ta
         if name in COSTS:
             limits.append(Limit(name, COSTS[name], bound, bound))
         elif name == task.change:
-            best = _best_original(trials, task)
+            originals = [trial.original for trial in trials if trial.original is not None]
+            best = (max if task.higher_is_better else min)(originals, default=None)
             if best is None:
                 limits.append(Limit(name, task, math.inf if task.higher_is_better else -math.inf, 1.0))
             else:
                 limits.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
     return limits
-
-
-def _best_original(trials: Sequence[TrialRecord], task: Metric) -> float | None:
-    originals = [trial.original for trial in trials if trial.original is not None]
-    choose = max if task.higher_is_better else min
-    return choose(originals, default=None)
 
 
 def _worst(best: float, bound: float, task: Metric) -> float:

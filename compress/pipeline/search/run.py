@@ -40,6 +40,7 @@ RECORD_FILE = "search.json"
 DATABASE = "search.db"
 """The SQLite file with the trials of a search on one machine, in its folder."""
 MAX_NAME = 64
+"""The longest name of a run in the schema (`PipelineKeys.name`)."""
 FIRST_FAILURES = 5
 """A search ends if so many trials of one command fail before another one works."""
 FAILED = "failed"

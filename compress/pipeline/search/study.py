@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 RECORD = "record"
 """The attribute with the record of a trial."""
 HEARTBEAT_S = 5
+"""Seconds between two heartbeats; chosen: one small write of each process, and a death is seen soon."""
 GRACE_S = 30
 """Seconds without a heartbeat after which a trial is run again: six heartbeats, for slow disks and networks."""
 MAX_DEATHS = 3

@@ -6,47 +6,30 @@ The test split is not read: it is for the runs of the front at the end. Stages t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.core.errors import PipelineError
 from compress.core.measurement import SIZES
 from compress.model.tflite.graph import read
 from compress.pipeline import record
+from compress.pipeline.execution import PipelineRun, run_stages
+from compress.pipeline.findings import measure
 from compress.pipeline.probes.latency import predict
-from compress.pipeline.runner import MEASURED, PipelineRun, measure, run_stages
+from compress.pipeline.resolution import MEASURED
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.search.early_stop import TrialProgress
-from compress.pipeline.stages.predicted_cost import PredictedCost
+from compress.pipeline.stages.keras_probes import PredictedCost
 from compress.results.placement import OperatorPlacement
+from compress.results.search import TrialRecord
 from compress.tasks import task_of
 
 Judge = Callable[[TrialProgress], str]
 """Returns the reason why a trial must stop; "" if it goes on."""
 
 
-class HopelessError(Exception):
+class _HopelessError(Exception):
     """The end of a hopeless trial; the message is the reason."""
-
-
-@dataclass
-class TrialMeasurements:
-    """The measurements of a trial so far: the attributes of `TrialRecord` of the same names.
-
-    Attributes:
-        unknown: why no latency could be predicted; "" if it was, or nothing predicts it.
-    """
-
-    values: dict[str, float] = field(default_factory=dict)
-    stages: dict[str, float] = field(default_factory=dict)
-    original: float | None = None
-    predicted: dict[str, float] = field(default_factory=dict)
-    unknown: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the measurements as plain values."""
-        return asdict(self)
 
 
 def models_of(pipeline: Pipeline) -> Pipeline:
@@ -68,27 +51,35 @@ class PipelineTrial:
 
     Attributes:
         session: the run of its pipeline.
-        judge: decides after each stage whether it goes on.
-        measured: what it has measured so far.
+        judge: decides after each stage whether the trial goes on.
+        values: the quantities of the result (`TrialRecord.values`).
+        stages: the quality after each stage.
+        predicted: the costs that were predicted before the training.
+        unknown: why no latency could be predicted; "" if a latency was predicted, or nothing predicts latencies.
     """
 
     session: PipelineRun
     judge: Judge
-    measured: TrialMeasurements = field(default_factory=TrialMeasurements)
+    values: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    predicted: dict[str, float] = field(default_factory=dict)
+    unknown: str = ""
 
-    def run(self) -> None:
-        """Run the stages, and measure the result.
+    def run(self) -> TrialRecord:
+        """Run the stages, and measure the result; return the record without number and settings.
 
         Raises:
-            HopelessError: it is hopeless.
             CorallineError: a stage failed.
         """
-        run_stages(self.session, self._after)
+        try:
+            run_stages(self.session, self._after)
+        except _HopelessError as stop:
+            return TrialRecord(0, "stopped", stages=self.stages, predicted=self.predicted, reason=str(stop))
         for name in self._measured_stages():
             self._measure(name)
-        if self.session.original in self.measured.stages:
-            self.measured.original = self.measured.stages[self.session.original]
         self._measure_result(self.session.artifacts[self._measured_stages()[-1]])
+        original = self.stages.get(self.session.original or "")
+        return TrialRecord(0, "complete", {}, self.values, self.stages, original, self.predicted, reason=self.unknown)
 
     def _measured_stages(self) -> tuple[str, ...]:
         steps = self.session.pipeline.steps
@@ -104,10 +95,10 @@ class PipelineTrial:
             self._measure(entry.id)
         if self._is_final_architecture(entry):
             self._predict(artifact)
-        quality = self.measured.stages.get(entry.id)
-        reason = self.judge(TrialProgress(entry.id, order, quality, self.measured.predicted))
+        quality = self.stages.get(entry.id)
+        reason = self.judge(TrialProgress(entry.id, order, quality, self.predicted))
         if reason:
-            raise HopelessError(reason)
+            raise _HopelessError(reason)
 
     def _measure(self, name: str) -> None:
         """Measure the quality of a model on the validation split, and its sizes."""
@@ -116,7 +107,7 @@ class PipelineTrial:
         session.stages[name] = replace(session.stages[name], measurements=measurements)
         quality = measurements[task_of(session.pipeline.data).metrics[0].name]
         if quality.value is not None:
-            self.measured.stages[name] = quality.value
+            self.stages[name] = quality.value
 
     def _is_final_architecture(self, entry: StageEntry) -> bool:
         """Whether a model with layers is complete, and no later stage changes what it costs."""
@@ -127,11 +118,10 @@ class PipelineTrial:
 
     def _predict(self, artifact: Artifact) -> None:
         """Predict the costs of the final architecture, once."""
-        if self.measured.predicted or MODEL_KERAS not in artifact.files:
+        if self.predicted or MODEL_KERAS not in artifact.files:
             return
         probe = PredictedCost(host=self._host())
-        facts = self.session.obtain("predicted cost", probe, {"model": artifact}, Kind.FINDINGS)[0].facts
-        self.measured.predicted = facts["costs"]
+        self.predicted = self.session.probe("predicted cost", probe, {"model": artifact}).facts["costs"]
 
     def _host(self) -> str:
         pipeline = self.session.pipeline
@@ -143,14 +133,14 @@ class PipelineTrial:
         name = self._measured_stages()[-1]
         metrics = [metric.name for metric in (*task_of(session.pipeline.data).metrics, *SIZES)]
         known = {metric: session.stages[name].measurements[metric].value for metric in metrics}
-        self.measured.values = {metric: value for metric, value in known.items() if value is not None}
+        self.values = {metric: value for metric, value in known.items() if value is not None}
         ops = self._placements(artifact)
-        self.measured.values["cpu_share"] = sum(row.placement == "cpu" for row in ops) / max(1, len(ops))
+        self.values["cpu_share"] = sum(row.placement == "cpu" for row in ops) / max(1, len(ops))
         predicted = predict(artifact, session.pipeline.target, self._host() or None)
         for name in ("latency_ms", "streamed_bytes"):
             if name in predicted:
-                self.measured.values[name] = predicted[name]
-        self.measured.unknown = predicted.get("missing", "") if self._host() else ""
+                self.values[name] = predicted[name]
+        self.unknown = predicted.get("missing", "") if self._host() else ""
 
     def _placements(self, artifact: Artifact) -> tuple[OperatorPlacement, ...]:
         """Return where the operators run: as `compile` reported, or as predicted."""

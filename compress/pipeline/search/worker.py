@@ -25,9 +25,10 @@ from compress.core.errors import CorallineError, StageError, StoreError
 from compress.core.files import explain
 from compress.data.dataset import Dataset
 from compress.pipeline import runner, schema
+from compress.pipeline.execution import LOG, Monitor, PipelineRun
 from compress.pipeline.search.early_stop import reason_to_stop
 from compress.pipeline.search.goals import Goals
-from compress.pipeline.search.trial import HopelessError, PipelineTrial, models_of
+from compress.pipeline.search.trial import PipelineTrial, models_of
 from compress.pipeline.shared_store import store_in
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
@@ -36,11 +37,12 @@ from compress.results.run import RunRecord
 from compress.results.search import TrialRecord
 
 TRIALS_PER_PROCESS = 20
+"""Trials of one process; chosen: its start of 10 s is then a small part of 20 trials, and its memory stays bounded."""
 FIRST_HINT = "its last lines on stderr say why"
 PATIENCE_S = 30.0
 """Time for a process to end after it was interrupted."""
 WorkKind = Literal["trial", "front"]
-Open = Callable[[Path, str], AbstractContextManager[runner.Monitor]]
+Open = Callable[[Path, str], AbstractContextManager[Monitor]]
 """Opens the display of one piece of work, from its log file and its title."""
 
 
@@ -71,18 +73,9 @@ class WorkRequest:
 
 def trial_record(number: int, settings: Mapping[str, Any], result: Mapping[str, Any], took_s: float) -> TrialRecord:
     """Return the record of a trial from the result of `WorkerProcess.run`."""
-    measured = result.get("done") or result
-    return TrialRecord(
-        number,
-        "failed" if "failed" in result else "stopped" if "stopped" in result else "complete",
-        settings,
-        measured.get("values", {}),
-        measured.get("stages", {}),
-        measured.get("original"),
-        measured.get("predicted", {}),
-        reason=result.get("failed") or result.get("stopped") or measured.get("unknown", ""),
-        seconds=round(took_s, 3),
-    )
+    failed = TrialRecord(number, "failed", reason=result.get("failed", ""))
+    record = failed if "failed" in result else decode(TrialRecord, result["done"])
+    return replace(record, number=number, settings=settings, seconds=round(took_s, 3))
 
 
 class _CrashError(StageError):
@@ -104,7 +97,7 @@ class WorkerProcess:
         self._done = 0
 
     def run(self, request: WorkRequest) -> dict[str, Any]:
-        """Run one piece of work, and return its result, with one of the keys "done", "stopped" and "failed".
+        """Run one piece of work, and return its result, with one of the keys "done" and "failed".
 
         Raises:
             StageError: the process cannot start.
@@ -241,7 +234,7 @@ def _result(
     """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
-        with display(folder / runner.LOG, request.title) as monitor:
+        with display(folder / LOG, request.title) as monitor:
             pipeline = schema.check(Document(Path(request.path), request.content, {}))
             if pipeline.data.digest not in data:
                 data.clear()  # the samples of one size, in case that varies
@@ -254,13 +247,8 @@ def _result(
                 return {"done": _run_facts(record)}
             assert request.goals is not None
             judge = partial(reason_to_stop, goals=request.goals, trials=request.seen)
-            session = runner.PipelineRun(models_of(pipeline), store_of(request.out), folder, monitor)
-            running = PipelineTrial(session, judge)
-            try:
-                running.run()
-            except HopelessError as stop:
-                return {"stopped": str(stop), **running.measured.to_json()}
-            return {"done": running.measured.to_json()}
+            session = PipelineRun(models_of(pipeline), store_of(request.out), folder=folder, monitor=monitor)
+            return {"done": encode(PipelineTrial(session, judge).run())}
     except CorallineError as error:
         return {"failed": str(error), "exit_code": error.exit_code}
     except OSError as error:

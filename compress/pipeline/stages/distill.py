@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -11,11 +10,12 @@ from pydantic import Field, model_validator
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.errors import ModelError
+from compress.core.progress import Phase
 from compress.learning.context import Context, Need
-from compress.learning.distillation.settings import DistillationSettings, Features
-from compress.learning.training.loop import TrainingSettings
+from compress.learning.procedures.settings import DistillSettings
 from compress.pipeline.stage import Stage
-from compress.pipeline.stages.load import Origin, stage_for
+from compress.pipeline.stages.load import LoadKerasModel
+from compress.pipeline.stages.origin import Origin, stage_for
 from compress.tasks.base import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -25,35 +25,28 @@ if TYPE_CHECKING:  # a dry run reads settings only
 ORIGINAL = Path("original")
 
 
-class Distill(Stage, TrainingSettings, DistillationSettings):
+class Distill(Stage, DistillSettings):
     """Train the model, or a separate student, on the outputs of the original model or other teachers, and on the
     labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
     imports_tensorflow: ClassVar[bool] = True
 
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
-    """Number of passes over the training split."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Initial learning rate of Adam."""
     teachers: tuple[Path, ...] = ()
     """The teachers: model files (.keras, .h5, .onnx, .tflite, also quantized), SavedModel folders, or the word
     original, which is the default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
     """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
-    features: Features | None = None
-    """Also learn from inner layers of the first teacher; {} uses the last feature maps."""
     student: Origin | None = None
     """Train this model instead of the current one: {builder: …} or {file: …}, as under `model`."""
 
     @model_validator(mode="after")
-    def _check_combination(self) -> Self:
-        self.check_training(self)
+    def _check_weights(self) -> Self:
         count = max(len(self.teachers), 1)
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
@@ -112,51 +105,27 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Train the student; return the history, the names of the teachers, and when they ran."""
-        from compress.learning.distillation import features, losses
-        from compress.learning.training import healing, loop, phases
+        from compress.learning.procedures import training
+        from compress.learning.training import loop
         from compress.model.ir.tensorflow import keras
         from compress.pipeline.stages import working_model
 
         keras(context.seed)
-        model = self._student(artifact, context)
-        head = loop.head_of(model, context.data, context.specification)
-        teachers = self._teachers(context, head)
-        hints = (
-            features.set_up(model, teachers[0], self.features, context.data, context.specification)
-            if self.features
-            else None
-        )
-        names = [teacher.name for teacher in teachers]
-        training = phases.training(context.data, self)
-        once = [losses.teachers_phase(context.data)] if losses.schedule(self) == losses.ONCE else []
-        context.progress.plan(*once, training, working_model.WRITING)
-        context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
-        loss = losses.loss_of(head, teachers, self, self, context, hints)
-        train = healing.heal if self._has_fair_validation(artifact) else loop.fit
-        with context.progress.phase(training):
-            facts = train(hints.model if hints else model, loss, self, context)
-        working_model.write(hints.student if hints else model, context.folder, context.progress)
-        facts |= {"teachers": names, "teachers_run": losses.schedule(self)}
-        if hints:
-            facts["features"] = [list(pair) for pair in hints.pairs]
-        return facts
-
-    def _has_fair_validation(self, artifact: Artifact) -> bool:
-        """Whether the training may be judged by the student's result on validation before it."""
+        is_trained = artifact.is_trained
         if self.student is None:
-            return artifact.is_trained
-        return self.student.loader(Path(), trust=True).produces is not Kind.UNTRAINED
-
-    def _student(self, artifact: Artifact, context: Context) -> Any:
-        """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""
-        from compress.model.importers.keras import keras_file
-        from compress.pipeline.stages import working_model
-
-        if self.student is None:
-            return working_model.read(artifact, context)
-        with tempfile.TemporaryDirectory() as folder:
-            self.student.loader(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
-            return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
+            model = working_model.read(artifact, context)
+        else:
+            loader = self.student.loader(Path(), trust=context.trust)
+            assert isinstance(loader, LoadKerasModel)  # `with_paths_from` refuses others
+            model = working_model.copied(loader.load(context).model, trust=context.trust)
+            is_trained = loader.produces is not Kind.UNTRAINED
+        teachers = self._teachers(context, loop.head_of(model, context.data, context.specification))
+        work = Phase("distillation", training.distillation_cost(self, context.data))
+        context.progress.plan(work, working_model.WRITING)
+        with context.progress.phase(work):
+            result = training.distill(model, teachers, self, context, is_trained=is_trained)
+        working_model.write(result.model, context.folder, context.progress)
+        return dict(result.facts)
 
     def _teachers(self, context: Context, head: Head) -> list[Teacher]:
         """Return the teachers with their weights."""

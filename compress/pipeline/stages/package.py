@@ -58,6 +58,10 @@ class Package(Stage):
     recognition: RecognitionSettings = RecognitionSettings()
     """The calibrated confidence of a classifier, its answer "unknown", and what the device learns new classes from."""
 
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes."""
+        return self.labels
+
     def needs_samples(self) -> bool:
         """Return False: any samples show whether a device computes the same."""
         return False

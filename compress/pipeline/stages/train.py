@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from compress.core.artifact import Artifact, Facts, Kind
 from compress.learning.context import Context, Need
-from compress.learning.training.loop import TrainingSettings
-from compress.learning.training.transfer import TransferSettings
+from compress.learning.procedures.settings import TrainSettings
 from compress.pipeline.stage import Stage
 from compress.targets.base import Target
 from compress.tasks.base import Use
 
 
-class Train(Stage, TrainingSettings, TransferSettings):
+class Train(Stage, TrainSettings):
     """Train the model on the training split. A model from a file is trained already, and is left as it is, unless it
     gets a new head (`model: {head: new}`) or `fine_tune` is set."""
 
@@ -26,14 +23,10 @@ class Train(Stage, TrainingSettings, TransferSettings):
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True
+    makes_original: ClassVar[bool] = True
 
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
-    """Number of passes over the training split."""
     fine_tune: bool = False
     """Train a model from a file further; its weights from before the training are kept if validation is worse."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the label that is spread over all classes. Source: Szegedy et al., Rethinking the Inception Architecture
-    for Computer Vision, 2016."""
 
     def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a model from a file is not trained; None for an untrained model."""
@@ -52,21 +45,16 @@ class Train(Stage, TrainingSettings, TransferSettings):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the trained model; return its history."""
-        from compress.learning.training import healing, loop, phases, transfer
+        from compress.learning.procedures import training
+        from compress.learning.training import phases
         from compress.model.ir.tensorflow import keras
         from compress.pipeline.stages import working_model
 
         keras(context.seed)
         model = working_model.read(artifact, context)
-        loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
-        train = healing.heal if artifact.is_trained else loop.fit
-        training = phases.training(context.data, self)
-        context.progress.plan(training, working_model.WRITING)
-        with (
-            context.progress.phase(training),
-            transfer.frozen(model, self) as count,
-            transfer.flat(model, self) as trained,
-        ):
-            facts = train(trained, loss, self, context, rates=transfer.rates(trained, self))
-        working_model.write(model, context.folder, context.progress)
-        return {**facts, "frozen_layers": count} if count else facts
+        work = phases.training(context.data, self)
+        context.progress.plan(work, working_model.WRITING)
+        with context.progress.phase(work):
+            result = training.train(model, self, context, is_trained=artifact.is_trained)
+        working_model.write(result.model, context.folder, context.progress)
+        return dict(result.facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def write(model: Any, folder: Path, progress: Progress = SILENT) -> None:
     with progress.phase(WRITING):
         write_keras(model, folder)
         (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
+
+
+def copied(model: Any, *, trust: bool = False) -> Any:
+    """Return a copy of a model as a later stage would read it from its file.
+
+    Raises:
+        ModelError: the model cannot be read again.
+    """
+    with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
+        write_keras(model, Path(folder))
+        return keras_file.load(Path(folder) / MODEL_KERAS, trust=trust)
 
 
 def write_redundant(network: keras_graph.Network, artifact: Artifact, context: Context) -> Facts:

@@ -27,7 +27,7 @@ from deploy.contract.detection import BOX_FORMAT
 if TYPE_CHECKING:
     from compress.core.progress import Progress
     from compress.model.importers.model_file import ModelFile
-    from compress.pipeline.runner import Monitor
+    from compress.pipeline.execution import Monitor
 
 PIPELINE = "pipeline.yaml"
 QUANTIZE: dict[str, Any] = {"quantize": {"calibration_samples": 200}}
@@ -93,13 +93,14 @@ def export(
     """
     from compress.model.importers import model_file
     from compress.pipeline import runner, schema
+    from compress.pipeline.execution import LOG
 
     if detector is not None:
         refuse_unknown(detector)
     path = Path(model)
     name = run_name(path)
     folder = export_folder(path, out)
-    monitor = monitor or SilentMonitor(folder / name / runner.LOG)
+    monitor = monitor or SilentMonitor(folder / name / LOG)
     with monitor.working(RunStep("reading the model")) as progress:
         read = model_file.read(path, signature, shapes)
         file = _with_layers(read, folder, trust=trust)
@@ -194,8 +195,8 @@ def _classes_and_code(
 
     A quantized file whose decoding cannot be cut off in integers is quantized again.
     """
+    from compress.learning.procedures.importing import quantized_detector
     from compress.model.detectors.detector_model import detector_model
-    from compress.pipeline.stages.load import quantized_detector
 
     if not inputs.is_image:
         return None

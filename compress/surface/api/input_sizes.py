@@ -114,8 +114,8 @@ def check_sizes(
 
 def _checked(model: Any, size: int, target: Target) -> InputSize:
     """Return the result for one size; a size that the model does not take is a result too."""
+    from compress.learning.procedures.trial_conversion import TrialConverter
     from compress.model.ir import keras_graph
-    from compress.pipeline.stages.trial_conversion import TrialConverter
 
     channels = model.inputs[0].shape[-1]
     samples = np.random.default_rng(0).random((SAMPLES, size, size, channels), np.float32)

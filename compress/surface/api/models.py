@@ -1,7 +1,7 @@
-"""Stages as functions: train, prune, distill and quantize a Keras model in memory.
+"""Procedures as functions: train, prune, distill and quantize a Keras model in memory.
 
-Each function checks its settings as pipeline.yaml does, runs the stage of the same name in a temporary folder, and
-returns the model that the stage leaves. Nothing is written elsewhere, and nothing is shown.
+Each function checks its settings as pipeline.yaml does, and works on a copy of the model. Nothing is written, and
+nothing is shown.
 """
 
 from __future__ import annotations
@@ -9,57 +9,28 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from compress import targets
-from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError
-from compress.core.files import write_atomically
 from compress.core.progress import SILENT
 from compress.learning.context import Context
-from compress.pipeline.stage import Stage
+from compress.learning.procedures import ModelResult, QuantizedModel
+from compress.pipeline.stage import NOTHING, Stage
+from compress.pipeline.stages.distill import Distill
+from compress.pipeline.stages.prune import Prune
+from compress.pipeline.stages.quantize import Quantize
+from compress.pipeline.stages.train import Train
 from compress.tasks import task_of
 
 if TYPE_CHECKING:
     from compress.data.dataset import Dataset
 
-
-@dataclass(frozen=True)
-class ModelResult:
-    """A Keras model that a stage left.
-
-    Attributes:
-        model: a `keras.Model`. The annotation is `Any` because Keras is imported when it is first used.
-        facts: what the stage reports, as in report.json: plain JSON values.
-    """
-
-    model: Any
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class QuantizedModel:
-    """A full-integer model.
-
-    Attributes:
-        content: the .tflite file.
-        facts: what the stage reports, as in report.json: plain JSON values.
-    """
-
-    content: bytes
-    facts: Mapping[str, Any]
-
-    def save(self, path: str | Path) -> None:
-        """Write the .tflite file; it is complete or not there at all.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        write_atomically(Path(path), self.content)
+SomeStage = TypeVar("SomeStage", bound=Stage)
 
 
 def load_data(pipeline: str | Path) -> Dataset:
@@ -89,7 +60,10 @@ def train(model: Any, data: Dataset, *, seed: int = 0, **settings: Any) -> Model
         PipelineError: there is no such setting, or it does not fit the data.
         CorallineError: the model does not fit the data, or the training failed.
     """
-    return _trained("train", model, data, seed, targets.DEFAULT, settings)
+    from compress.learning.procedures import training
+
+    stage, context = _stage(Train, settings, data), _context(data, seed)
+    return training.train(_copied(model, seed), stage, context, is_trained=True)
 
 
 def prune(model: Any, data: Dataset, *, seed: int = 0, target: str = targets.DEFAULT, **settings: Any) -> ModelResult:
@@ -106,7 +80,11 @@ def prune(model: Any, data: Dataset, *, seed: int = 0, target: str = targets.DEF
         PipelineError: there is no such setting or target, or it does not fit the data.
         CorallineError: the model does not fit the data, or nothing can be removed.
     """
-    return _trained("prune", model, data, seed, target, settings)
+    from compress.learning.procedures import training
+
+    stage, context = _stage(Prune, settings, data, target), _context(data, seed, target)
+    copy = _copied(model, seed)
+    return training.prune(copy, stage, context, original=None if stage.distill is None else _copied(model))
 
 
 def distill(model: Any, data: Dataset, *, teacher: Any, seed: int = 0, **settings: Any) -> ModelResult:
@@ -123,7 +101,17 @@ def distill(model: Any, data: Dataset, *, teacher: Any, seed: int = 0, **setting
         PipelineError: there is no such setting, or it does not fit the data.
         CorallineError: a model does not fit the data, or the training failed.
     """
-    return _trained("distill", model, data, seed, targets.DEFAULT, settings, teacher)
+    from compress.learning.distillation import teachers
+    from compress.learning.procedures import training
+
+    of_files = [name for name in ("teachers", "teacher_weights", "student") if name in settings]
+    if of_files:
+        what = f"distill: {', '.join(of_files)}: only a pipeline file has this setting"
+        raise PipelineError(what, hint="pass the models as arguments")
+    stage, context = _stage(Distill, settings, data), _context(data, seed)
+    student = _copied(model, seed)
+    models = [teachers.of_model(_copied(teacher), data, "the original")]
+    return training.distill(student, models, stage, context, is_trained=True)
 
 
 def quantize(
@@ -142,61 +130,49 @@ def quantize(
         PipelineError: there is no such setting or target, or it does not fit the data.
         CorallineError: the model does not fit the data, or cannot be quantized.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        result = _run(_stage("quantize", settings), model, data, seed, target, Path(folder), model)
-        return QuantizedModel(result.file(MODEL_TFLITE).read_bytes(), result.facts)
+    from compress.learning.procedures import quantization
+    from compress.learning.quantization import export
+
+    stage, context = _stage(Quantize, settings, data, target), _context(data, seed, target)
+    with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
+        float_file = Path(folder) / MODEL_TFLITE
+        float_file.write_bytes(export.convert_float(model))
+        return quantization.quantize(_copied(model, seed), float_file, stage, context)
 
 
-def _trained(
-    name: str, model: Any, data: Dataset, seed: int, target: str, settings: Mapping[str, Any], original: Any = None
-) -> ModelResult:
-    from compress.model.importers.keras import keras_file
+def _stage(
+    kind: type[SomeStage], settings: Mapping[str, Any], data: Dataset, target: str = targets.DEFAULT
+) -> SomeStage:
+    """Return a stage with its settings, checked like those of a pipeline file.
 
-    with tempfile.TemporaryDirectory() as folder:
-        result = _run(_stage(name, settings), model, data, seed, target, Path(folder), original or model)
-        return ModelResult(keras_file.load(result.file(MODEL_KERAS), trust=False), result.facts)
-
-
-def _stage(name: str, settings: Mapping[str, Any]) -> Stage:
-    """Return a stage with its settings, checked like those of a pipeline file."""
-    from compress.pipeline.stages import STAGES
-
+    Raises:
+        PipelineError: there is no such setting or target, or it does not fit the data.
+    """
     try:
-        return STAGES[name].model_validate_json(json.dumps(settings), strict=True)
+        stage = kind.model_validate_json(json.dumps(settings), strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise PipelineError(
-            f"{name}: {key}: {first['msg']}" if key else f"{name}: {first['msg']}",
-            allowed=", ".join(STAGES[name].model_fields),
-        ) from errors
+        where = f"{kind.name}: {key}" if key else kind.name
+        raise PipelineError(f"{where}: {first['msg']}", allowed=", ".join(kind.model_fields)) from errors
     except TypeError as error:
-        raise PipelineError(f"{name}: a setting is not a plain value: {error}") from error
-
-
-def _run(stage: Stage, model: Any, data: Dataset, seed: int, target: str, folder: Path, original: Any) -> Artifact:
-    """Run a stage on a model in memory, and return what it leaves in a folder."""
-    chosen = targets.load(target)
-    for problem in (task_of(data).why_not(stage.uses()), stage.refused_by_target(chosen)):
+        raise PipelineError(f"{kind.name}: a setting is not a plain value: {error}") from error
+    for problem in (task_of(data).why_not(stage.uses()), stage.refused_by_target(targets.load(target))):
         if problem is not None:
-            raise PipelineError(f"{stage.name}: {problem.what}", allowed=problem.allowed, hint=problem.hint)
-    first = _written(model, folder / "model")
-    reference = first if original is model else _written(original, folder / "original")
-    results = folder / "result"
-    results.mkdir()
-    context = Context("model", results, data, reference, chosen, seed, trust=False, progress=SILENT)
-    facts = stage.run(first, context.only(stage.needs))
-    return _artifact(stage.produces, results, facts)
+            raise PipelineError(f"{kind.name}: {problem.what}", allowed=problem.allowed, hint=problem.hint)
+    return stage
 
 
-def _written(model: Any, folder: Path) -> Artifact:
+def _context(data: Dataset, seed: int, target: str = targets.DEFAULT) -> Context:
+    """Return the context of a procedure; it has no name, no folder and no original."""
+    context = Context("", Path(), data, NOTHING, targets.load(target), seed, trust=False, progress=SILENT)
+    return context.only(frozenset({"data", "target", "seed"}))
+
+
+def _copied(model: Any, seed: int | None = None) -> Any:
+    """Return a copy of a model as a pipeline would read it; with a seed, set all random generators first."""
+    from compress.model.ir.tensorflow import keras
     from compress.pipeline.stages import working_model
 
-    folder.mkdir()
-    working_model.write(model, folder)
-    return _artifact(Kind.KERAS, folder, {})
-
-
-def _artifact(kind: Kind, folder: Path, facts: Facts) -> Artifact:
-    files = {path.name: "" for path in folder.iterdir()}
-    return Artifact("", kind, folder, files, facts, 0.0)
+    keras(seed)
+    return working_model.copied(model)

@@ -83,6 +83,7 @@ def run(
     """
     from compress.core.errors import PipelineError
     from compress.pipeline import runner, schema
+    from compress.pipeline.execution import LOG
     from compress.pipeline.shared_store import store_in
 
     checked = schema.load(Path(pipeline))
@@ -95,12 +96,12 @@ def run(
             raise PipelineError(f"force: unknown stage {name!r}", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
     shared = store_in(Path(out), store)
-    record = runner.run(checked, Path(out), SilentMonitor(folder / runner.LOG), frozenset(force), shared)
+    record = runner.run(checked, Path(out), SilentMonitor(folder / LOG), frozenset(force), shared)
     return RunResult.of(record, folder)
 
 
 class SilentMonitor:
-    """A `compress.pipeline.runner.Monitor` that shows nothing, and writes tracebacks to a log file.
+    """A `compress.pipeline.execution.Monitor` that shows nothing, and writes tracebacks to a log file.
 
     Attributes:
         path: the log file; text is appended.

@@ -59,7 +59,7 @@ DUMB_TERMINALS = ("", "dumb", "unknown")
 
 
 class Console:
-    """A `compress.pipeline.runner.Monitor` on stderr. A closed pipe or a full disk does not end a run.
+    """A `compress.pipeline.execution.Monitor` on stderr. A closed pipe or a full disk does not end a run.
 
     If the process crashes, the stack of every thread appears on stderr.
 

@@ -91,7 +91,7 @@ def init(options: argparse.Namespace) -> int:
         ModelError: the model cannot be read.
     """
     from compress.core.files import explain, write_atomically
-    from compress.pipeline.runner import preview
+    from compress.pipeline.resolution import preview
     from compress.pipeline.schema import load
     from compress.pipeline.starter import starter
     from compress.surface.api.exports import run_name
@@ -136,7 +136,7 @@ def init(options: argparse.Namespace) -> int:
 def export(options: argparse.Namespace) -> int:
     """`python -m compress export`."""
     from compress.pipeline.acceptance import result_error
-    from compress.pipeline.runner import LOG
+    from compress.pipeline.execution import LOG
     from compress.surface import api
     from compress.surface.api.exports import export_folder, run_name
     from compress.surface.cli.console import Console

@@ -65,6 +65,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.learning.training import strategies
     from compress.pipeline import runner
     from compress.pipeline.acceptance import result_error
+    from compress.pipeline.execution import LOG, take_part
     from compress.pipeline.shared_store import store_in
     from compress.surface.cli.console import Console
 
@@ -72,7 +73,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     store = store_in(options.out, options.store)
     execution = pipeline.head.execution
     worker = strategies.worker(execution)
-    log = f"worker-{worker}.log" if worker else runner.LOG
+    log = f"worker-{worker}.log" if worker else LOG
     forced = frozenset(options.force)
     with Console(folder / log) as console:
         console.line(f"coralline: {options.pipeline} -> {folder}")
@@ -82,7 +83,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
         elif os.environ.get(strategies.VARIABLE):
             console.line("coralline: TF_CONFIG is set, but is used with `execution: {strategy: multi_worker}` only")
         if worker:
-            runner.take_part(pipeline, options.out, console, forced, store)
+            take_part(pipeline, options.out, console, forced, store)
             note(f"coralline: worker {worker} is done; the chief writes the results")
             return 0
         record = runner.run(pipeline, options.out, console, forced, store, is_chief=worker == 0)
@@ -130,7 +131,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
-    from compress.pipeline.runner import preview
+    from compress.pipeline.resolution import preview
     from compress.pipeline.shared_store import store_in
 
     store = store_in(options.out, options.store)

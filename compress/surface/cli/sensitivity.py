@@ -8,6 +8,7 @@ from typing import Any
 
 from compress.core.errors import PipelineError, StageError
 from compress.pipeline import runner
+from compress.pipeline.execution import LOG
 from compress.pipeline.schema import SensitivitySettings, load
 from compress.pipeline.shared_store import store_in
 from compress.surface.cli.console import Console
@@ -51,7 +52,7 @@ def measure(path: Path, samples: int, out: Path, store: str | None = None) -> tu
     name = pipeline.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = pipeline.head.model_copy(update={"name": name, "measure": measured})
     shared = store_in(out, store)
-    with Console(out / name / runner.LOG) as console:
+    with Console(out / name / LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console, store=shared)
     sensitivity = record.to_json()["sensitivity"]

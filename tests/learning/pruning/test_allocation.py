@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.core.errors import StageError
+from compress.learning.procedures.trial_conversion import TrialConverter
 from compress.learning.pruning import cost
 from compress.learning.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses, levels
 from compress.learning.pruning.cost import TrialConversion
@@ -24,7 +25,6 @@ from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
 from compress.model.tflite import graph
 from compress.model.tflite.graph import Graph
-from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate

@@ -17,9 +17,9 @@ from PIL import Image
 import compress
 from compress.bundling import frigate
 from compress.core.errors import DataError
+from compress.learning.procedures.importing import quantized_detector
 from compress.model.tflite import graph
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stages.load import quantized_detector
 from compress.surface.cli import main
 from deploy.contract.detection import Detector
 from deploy.runner.model import Model

@@ -22,7 +22,8 @@ from compress.model.importers.saved_model import conversion, saved_model_folder
 from compress.model.importers.saved_model.saved_model_folder import COMPUTE, FILES
 from compress.model.tflite import graph
 from compress.model.tflite.comparison import Runner
-from compress.pipeline.stages.load import ConvertSavedModel, LoadKeras, stage_for
+from compress.pipeline.stages.load import ConvertSavedModel, ImportFile
+from compress.pipeline.stages.origin import stage_for
 
 pytestmark = pytest.mark.tensorflow
 Make = Callable[..., Path]
@@ -86,7 +87,7 @@ def test_a_keras_2_model_is_rebuilt(tf_keras: Any, tmp_path: Path) -> None:
     assert imported.parity is not None
     assert imported.parity.max_abs <= 1e-5
     assert keras2.difference(model, imported.model) <= keras2.TOLERANCE
-    assert isinstance(stage_for(tmp_path / "saved"), LoadKeras)
+    assert isinstance(stage_for(tmp_path / "saved"), ImportFile)
 
 
 def test_the_graph_of_a_keras_model_is_not_loaded(

@@ -198,7 +198,7 @@ class Trials:
         if request.kind == self.interrupted:
             raise KeyboardInterrupt
         if request.kind == "trial":
-            return {"done": {"values": self.values}}
+            return {"done": TrialRecord(0, "complete", values=self.values).to_json()}
         if not self.verdict:
             return {"failed": "not here"}
         test = {"value": 0.5, "unit": "fraction", "how": "measured"}

@@ -19,7 +19,7 @@ from compress.learning.distillation.settings import DistillationSettings, Featur
 from compress.model.importers.keras import keras_file
 from compress.pipeline.schema import load
 from compress.pipeline.stages.distill import Distill
-from compress.pipeline.stages.load import Origin
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.stages.quantize import QatSettings, Quantize
 
 BUILDER = """

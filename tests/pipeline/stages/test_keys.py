@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
-import tiny
 import works
 from PIL import Image
 
 from compress.core.files import digest_of
 from compress.core.settings import Settings
 from compress.learning.context import Context, Need, Undeclared
-from compress.pipeline.runner import NOTHING, PipelineRun
-from compress.pipeline.stage import Work
+from compress.pipeline.resolution import Resolution
+from compress.pipeline.stage import NOTHING, Work
 from compress.pipeline.stages.distill import Distill
-from compress.pipeline.stages.load import Build, Origin
+from compress.pipeline.stages.load import Build
+from compress.pipeline.stages.origin import Origin
 from compress.pipeline.stages.package import Package
 from compress.pipeline.store import Store
 
@@ -116,7 +116,7 @@ def test_every_need_is_in_the_key(kind: type[Work], files: dict[str, Path], tmp_
         head = SimpleNamespace(seed=value["seed"], name=value["name"])
         data = SimpleNamespace(digest=value["data"], task="classification")
         pipeline: Any = SimpleNamespace(data=data, target=target, head=head)
-        session = PipelineRun(pipeline, Store(tmp_path), tmp_path, tiny.Notes())
+        session = Resolution(pipeline, Store(tmp_path))
         session.artifacts, session.original = {"model": replace(NOTHING, digest=value["original"])}, "model"
         return session.key(work, {"given": replace(NOTHING, digest=changes.get("input", "first"))})
 

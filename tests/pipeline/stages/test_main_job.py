@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-
-from deploy.contract import bundle
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.essential]
 
@@ -76,19 +73,6 @@ def test_every_stage_runs_and_the_record_says_what_it_cost(full_run: tuple[Path,
     assert {op["placement"] for op in record["placement"]["ops"]} == {"tpu"}
 
 
-def test_the_bundle_reproduces_its_golden_outputs(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    from compress.model.tflite.interpreter import LoadedModel
-
-    packed = bundle.read(str(full_run[0] / "runs" / "small" / "small.coralline"))
-    for role, entry in packed.manifest["models"].items():
-        path = tmp_path / f"{role}.tflite"
-        path.write_bytes(packed.members[entry["file"]])
-        model = LoadedModel(path, reproducible=True)
-        samples = [packed.preprocessing(packed.array(name)) for name in packed.manifest["golden"]["inputs"]]
-        outputs = np.concatenate([model.raw(model.feed(sample)) for sample in samples])
-        np.testing.assert_array_equal(outputs, packed.array(packed.manifest["golden"]["outputs"][role]))
-
-
 def test_the_same_again_keeps_everything_and_never_imports_tensorflow(full_run: tuple[Path, dict[str, Any]]) -> None:
     blocked = "import sys\nfor name in ('tensorflow', 'keras', 'tf_keras'): sys.modules[name] = None"
     code, record, errors = compress(full_run[0], "builder: digits_cnn", STAGES, before=blocked)
@@ -96,14 +80,6 @@ def test_the_same_again_keeps_everything_and_never_imports_tensorflow(full_run: 
     assert {row["status"] for row in record["stages"]} == {"cached"}
     first = {key: value for key, value in full_run[1].items() if key in ("models", "comparison", "outputs", "latency")}
     assert first == {key: record[key] for key in first}
-
-
-def test_a_changed_setting_runs_only_what_depends_on_it(full_run: tuple[Path, dict[str, Any]]) -> None:
-    code, record, errors = compress(
-        full_run[0], "builder: digits_cnn", STAGES.replace("method: qat, epochs: 1", "io: uint8")
-    )
-    assert code == 0, errors
-    assert [row["status"] for row in record["stages"]] == ["cached"] * 4 + ["done"] * 3
 
 
 def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(full_run: tuple[Path, dict[str, Any]]) -> None:
@@ -175,14 +151,6 @@ def net(input_shape, classes):
     x = keras.layers.Conv2D(8, 3, strides=4, activation="relu")(x)
     return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(x)))
 """
-
-
-def test_a_builder_of_ones_own_needs_trust(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(BUILDER)
-    code, record, errors = compress(tmp_path, 'builder: "own.py:net"', "[train]")
-    assert code == 4
-    assert "small.yaml:5: model: loading would run the builder" in errors
-    assert "set `trust: true`" in record["error"]["message"]
 
 
 def test_layers_of_several_steps_are_searched_like_any_other(tmp_path: Path) -> None:

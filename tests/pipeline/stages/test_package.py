@@ -18,7 +18,6 @@ import pytest
 import tiny
 from paths import ROOT
 from PIL import Image
-from pydantic import ValidationError
 
 import compress
 from compress.bundling import packing, runner_pyz
@@ -384,12 +383,3 @@ def test_versions_are_part_of_the_key_and_of_the_manifest(artifact: Any, context
     assert tools["numpy"] == np.__version__
     assert tools["python"] == platform.python_version()
     assert {"tensorflow", "keras", "tf-keras", "ai-edge-litert"} < tools.keys()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"golden": value} for value in (0, -1, 101, 2.0, "4")] + [{"evaluation": value} for value in (-1, 2001, 2.0)],
-)
-def test_bad_settings(settings: Any) -> None:
-    with pytest.raises(ValidationError):
-        Package(**settings)

@@ -23,8 +23,8 @@ from compress.learning.pruning.checkpoint import STATE
 from compress.learning.training import healing, loop
 from compress.model.tflite import graph, macs
 from compress.pipeline.stages import working_model
+from compress.pipeline.stages.keras_probes import Sensitivity
 from compress.pipeline.stages.prune import Prune
-from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.targets import load
 
 pytestmark = pytest.mark.tensorflow

@@ -18,6 +18,9 @@ from pydantic import ValidationError
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.core.errors import CorallineError, ModelError, StageError
 from compress.data.types import Split
+from compress.learning.distillation.settings import DistillationSettings
+from compress.learning.procedures.importing import output_facts
+from compress.learning.quantization import export
 from compress.learning.quantization.calibration import calibrate, divided
 from compress.learning.quantization.export import float_operators, refuse_mismatch
 from compress.learning.quantization.plan import read
@@ -26,12 +29,12 @@ from compress.learning.training.subset import Subset
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.keras_graph import read as read_network
 from compress.model.ir.passes.fold import canonical
-from compress.model.tflite import graph
+from compress.model.tflite import graph, structure
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.stages import working_model
-from compress.pipeline.stages.load import Build
-from compress.pipeline.stages.quantize import Quantize
+from compress.pipeline.stages.quantize import QatSettings, Quantize
 from compress.targets import load
+from compress.targets.edgetpu.placement import place
 
 pytestmark = pytest.mark.tensorflow
 
@@ -80,14 +83,23 @@ def all_minus_infinity(model: Any) -> None:
     layer.set_weights([np.full_like(layer.get_weights()[0], -np.inf), *layer.get_weights()[1:]])
 
 
-def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN, target: str = "cpu") -> Facts:
+def quantized(
+    model: Any,
+    data: Blobs,
+    folder: Path,
+    stage: Quantize = PLAIN,
+    target: str = "cpu",
+    notes: tiny.Notes | None = None,
+) -> Facts:
     """Run the stage, which writes its model to folder/made; return its facts."""
     before, output_folder = folder / "before", folder / "made"
     for directory in (before, output_folder):
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     working_model.write(model, before)
     artifact = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
-    return stage.run(artifact, replace(context(data, output_folder), progress=tiny.Notes(), target=load(target)))
+    return stage.run(
+        artifact, replace(context(data, output_folder), progress=notes or tiny.Notes(), target=load(target))
+    )
 
 
 def same(images: Images) -> Images:
@@ -401,15 +413,129 @@ def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(2, "from 0 to 14"), (-1, "from -7 to 0")])
-def test_numbers_without_a_row_in_the_embedding_are_refused(
-    keras: Any, tmp_path: Path, factor: float, expected: str
-) -> None:
+def test_numbers_without_a_row_in_the_embedding_are_refused(keras: Any, factor: float, expected: str) -> None:
     stack = [keras.Input((64,)), keras.layers.Embedding(8, 4), keras.layers.Flatten()]
     model = keras.Sequential([*stack, keras.layers.Dense(2, "softmax")])
-    stage = Build(path=tmp_path, function="build")
     data = Changed(as_numbers)
     data.input_shape = (64,)
-    stage.fitted(model, context(data, tmp_path))
+    output_facts(model, data, None)
     data.change = lambda images: as_numbers(images) * np.float32(factor)
     with pytest.raises(ModelError, match=f"has 8 rows, and the samples have values {expected}; allowed: 0 to 7;"):
-        stage.fitted(model, context(data, tmp_path))
+        output_facts(model, data, None)
+
+
+# --- layers of several steps ------------------------------------------------------------
+
+
+def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(6, 3)(layers.Rescaling(2.0, -1.0)(image))
+    x = layers.Activation("hard_silu")(layers.BatchNormalization()(x))
+    x = layers.LayerNormalization()(layers.Conv2D(6, 3, activation="hard_sigmoid")(x))
+    model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
+    how = QatSettings(ranges="learned", batch_norm="trained", freeze=0.5, distill=DistillationSettings(weight=0.1))
+    stage = Quantize(
+        method="qat", epochs=6, learning_rate=0.01, batch_size=16, ranges="minmax", correct_bias="off", qat=how
+    )
+    facts = quantized(model, Blobs(), tmp_path, stage, "edgetpu")
+    assert facts["kept"] == "qat"
+    assert facts["validation_accuracy"]["qat"] == 1.0 > facts["validation_accuracy"]["ptq"]
+    assert facts["training_agrees"] >= 0.98
+    assert {trial["step"] for trial in facts["tried"]} == {"ranges", "equalization"}
+    parsed = graph.read(tmp_path / "made" / MODEL_TFLITE)
+    assert not export.float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
+    assert [op.op for op in place(parsed, load("edgetpu")).ops if op.placement == "cpu"] == []
+
+
+def test_a_model_that_cannot_train_with_rounding_is_calibrated_and_says_why(keras: Any, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.ReLU(4.0, 0.1, 0.2, name="jump")(keras.layers.Conv2D(4, 3)(image))
+    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
+    notes = tiny.Notes()
+    facts = quantized(model, Blobs(), tmp_path, Quantize(method="qat", epochs=1), "edgetpu", notes)
+    assert "ReLU 'jump'" in facts["ranges"]
+    assert any("no quantization-aware training" in warning and "'jump'" in warning for warning in facts["warnings"])
+    assert set(facts["warnings"]) <= {note.removeprefix("quantize: ") for note in notes.noted}
+    assert np.prod(graph.read(tmp_path / "made" / MODEL_TFLITE).tensors[0].shape) > 0
+
+
+# --- the scales of another file ---------------------------------------------------------
+
+
+def with_shortcut(keras: Any, seed: int, filters: int = 4) -> Any:
+    """A network with a shortcut and a concatenation; another seed stands for another training."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    image = keras.Input((8, 8, 1), name="image")
+    first = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same", name="first")(image)))
+    second = layers.Conv2D(filters, 3, padding="same", name="second")(first)
+    joined = layers.Concatenate()([layers.Add()([first, second]), layers.DepthwiseConv2D(3, padding="same")(first)])
+    scores = layers.Dense(2, "softmax", name="scores")(layers.GlobalAveragePooling2D()(joined))
+    return keras.Model(image, scores)
+
+
+@pytest.mark.parametrize("io", ["int8", "uint8"])
+def test_every_activation_has_the_old_scale_and_zero_point(keras: Any, tmp_path: Path, io: str) -> None:
+    stage = PLAIN.model_copy(update={"io": io})
+    quantized(with_shortcut(keras, 0), Blobs(), tmp_path / "old", stage, "edgetpu")
+    old_file = tmp_path / "old" / "made" / MODEL_TFLITE
+    facts = quantized(
+        with_shortcut(keras, 1),
+        Blobs(),
+        tmp_path / "new",
+        stage.model_copy(update={"scales_from": old_file}),
+        "edgetpu",
+    )
+    old, new = graph.read(old_file), graph.read(tmp_path / "new" / "made" / MODEL_TFLITE)
+    pairs = structure.matching_tensors(old, new)
+    activations = [(a, b) for a, b in pairs.items() if not new.tensors[b].is_constant]
+    assert len(activations) > 6
+    for first, second in activations:
+        assert old.tensors[first].quantization == new.tensors[second].quantization
+    dense = next(operator for operator in new.operators if operator.name == "FULLY_CONNECTED")
+    twin = old.operators[dense.index]
+    assert new.tensors[dense.inputs[1]].quantization == old.tensors[twin.inputs[1]].quantization
+    assert facts["scales_from"]["agreement"] > 0.5
+    assert facts["scales_from"]["agreement_own_scales"] > 0.9
+
+
+def test_the_scales_of_its_own_file_change_nothing(keras: Any, tmp_path: Path) -> None:
+    model = with_shortcut(keras, 0)
+    quantized(model, Blobs(), tmp_path / "old", PLAIN, "edgetpu")
+    old_file = tmp_path / "old" / "made" / MODEL_TFLITE
+    facts = quantized(model, Blobs(), tmp_path / "new", PLAIN.model_copy(update={"scales_from": old_file}), "edgetpu")
+    old, new = graph.read(old_file), graph.read(tmp_path / "new" / "made" / MODEL_TFLITE)
+    for first, second in structure.matching_tensors(old, new).items():
+        assert old.tensors[first].quantization == new.tensors[second].quantization
+    assert facts["scales_from"]["agreement"] == facts["scales_from"]["agreement_own_scales"]
+
+
+def test_training_keeps_the_old_scales(keras: Any, tmp_path: Path) -> None:
+    quantized(with_shortcut(keras, 0), Blobs(), tmp_path / "old", PLAIN, "edgetpu")
+    old_file = tmp_path / "old" / "made" / MODEL_TFLITE
+    settings = {"ranges": "minmax", "equalize": "off", "correct_bias": "off", "method": "qat", "epochs": 1}
+    stage = Quantize.model_validate({**settings, "qat": {"ranges": "fixed"}, "scales_from": old_file})
+    facts = quantized(with_shortcut(keras, 1), Blobs(), tmp_path / "new", stage, "edgetpu")
+    old, new = graph.read(old_file), graph.read(tmp_path / "new" / "made" / MODEL_TFLITE)
+    for first, second in structure.matching_tensors(old, new).items():
+        if not new.tensors[second].is_constant:
+            assert old.tensors[first].quantization == new.tensors[second].quantization
+    assert facts["kept"] in ("ptq", "qat")
+    assert "scales_from" in facts
+
+
+def test_another_architecture_is_refused(keras: Any, tmp_path: Path) -> None:
+    quantized(with_shortcut(keras, 0), Blobs(), tmp_path / "old", PLAIN, "edgetpu")
+    stage = PLAIN.model_copy(update={"scales_from": tmp_path / "old" / "made" / MODEL_TFLITE})
+    with pytest.raises(StageError, match="the file of `scales_from` has another structure"):
+        quantized(with_shortcut(keras, 1, filters=8), Blobs(), tmp_path / "new", stage, "edgetpu")
+
+
+def test_what_changes_ranges_is_refused_with_scales_from() -> None:
+    with pytest.raises(ValidationError, match=r"qat: \{ranges: fixed\}"):
+        Quantize(scales_from=Path("old.tflite"), method="qat")
+    with pytest.raises(ValidationError, match="a `plan` has ranges already"):
+        Quantize(scales_from=Path("old.tflite"), plan=Path("plan.json"))

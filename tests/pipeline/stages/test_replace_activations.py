@@ -21,6 +21,7 @@ from compress.data.sources import Digits as Source
 from compress.learning.quantization import export
 from compress.learning.training import loop
 from compress.learning.training.validation import Quality
+from compress.model.importers.keras import keras_file
 from compress.model.tflite import graph
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.replace_activations import ReplaceActivations
@@ -104,10 +105,7 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
     assert (facts["unchanged"], facts["not_found"], facts["skipped"]) == (False, [], {})
     assert "replace_activations: 3 hard_silu -> relu" in notes
     # The model on disk is the one after healing.
-    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    answers = np.asarray(working_model.read(artifact, context(data, tmp_path))(data.inputs("validation"))).argmax(
-        axis=1
-    )
+    answers = np.asarray(keras_file.load(tmp_path / "made" / MODEL_KERAS)(data.inputs("validation"))).argmax(axis=1)
     assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
     json.dumps(facts)
 
@@ -122,8 +120,7 @@ def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activatio
     before = operators(export.convert_calibrated(model, samples, "int8"))
     assert "cpu" in before.values()
     replaced(model, tmp_path, ReplaceActivations(epochs=0))
-    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    after = export.convert_calibrated(working_model.read(artifact, context(Blobs(), tmp_path)), samples, "int8")
+    after = export.convert_calibrated(keras_file.load(tmp_path / "made" / MODEL_KERAS), samples, "int8")
     assert set(operators(after).values()) == {"tpu"}
 
 
@@ -145,8 +142,7 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
     assert facts["batch_norms"]["kept"] is kept
     assert facts["accuracy"].keys() == {"before", "replaced"}
     assert "history" not in facts
-    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    layers = working_model.read(artifact, context(Blobs(), tmp_path)).layers
+    layers = keras_file.load(tmp_path / "made" / MODEL_KERAS).layers
     (mean, *_) = (layer.get_weights()[2] for layer in layers if type(layer).__name__ == "BatchNormalization")
     assert mean.any() == kept  # the mean of an untrained batch norm is 0
 
@@ -254,10 +250,7 @@ def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
     assert accuracy["healed"] > max(accuracy["before"] - 0.02, accuracy["replaced"])
     assert {what: entry["count"] for what, entry in facts["replaced"].items()} == {"silu": 3, "squeeze_and_excite": 1}
     assert len(facts["history"]) == 6
-    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    answers = np.asarray(working_model.read(artifact, context(data, tmp_path))(data.inputs("validation"))).argmax(
-        axis=1
-    )
+    answers = np.asarray(keras_file.load(tmp_path / "made" / MODEL_KERAS)(data.inputs("validation"))).argmax(axis=1)
     assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
     assert set(operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())) <= {
         "CONV_2D",

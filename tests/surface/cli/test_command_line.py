@@ -143,7 +143,9 @@ def test_a_file_without_a_suffix_is_a_pipeline_file(coralline: Coralline, tmp_pa
 
 def test_a_wrong_command(coralline: Coralline) -> None:
     message = refusal(coralline("chek", "model.tflite"), 2)
-    assert message.startswith("unknown command 'chek'; allowed: a pipeline file, run, search, init, export, frigate, import, ")
+    assert message.startswith(
+        "unknown command 'chek'; allowed: a pipeline file, run, search, init, export, frigate, import, "
+    )
     assert message.endswith("; did you mean 'check'?")
     assert "did you mean" not in refusal(coralline("xyzxyz"), 2)
 

@@ -1,4 +1,4 @@
-"""The quality of the original on samples that are preprocessed in another way: it shows a wrong preprocessing."""
+"""The values of the samples, compared with what the model expects: they show a wrong preprocessing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.data.preprocessed import alternatives
@@ -16,9 +17,50 @@ from compress.model.tflite.interpreter import LoadedModel, version
 from compress.pipeline.probes.original_outputs import output_rows
 from compress.pipeline.stage import Probe
 from compress.tasks import task_of
+from deploy.contract.tensors import TensorDescription
 
 SAMPLES = 64
-"""Maximum number of test samples: a wrong scale changes the quality much."""
+"""Number of samples that are compared with the model: a wrong scale changes ranges and quality much."""
+
+
+def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Facts | None:
+    """Return how samples fill the range of a quantized input; None for an input without a scale.
+
+    Args:
+        tensor: the input.
+        samples: preprocessed samples [n, ...].
+
+    Returns:
+        `low` and `high` of the input; `sample_low` and `sample_high`; `outside`: the share of values that the input
+        cannot hold; `used`: the share of its range that the samples fill; `alternative`: a preprocessing that fits
+        better, with `description` and `advice`, or None.
+    """
+    if tensor.scale is None:
+        return None
+    integers = np.iinfo(tensor.dtype)
+    low, high = ((limit - tensor.zero_point) * tensor.scale for limit in (integers.min, integers.max))
+    looked = np.asarray(samples[:SAMPLES])
+    fitting = [alternative for alternative in alternatives(looked) if _fits(alternative(looked), low, high)]
+    best = next(iter(fitting), None)
+    return {
+        "low": low,
+        "high": high,
+        "sample_low": float(looked.min()),
+        "sample_high": float(looked.max()),
+        "outside": _outside(looked, low, high),
+        "used": float(np.ptp(looked)) / (high - low),
+        "alternative": {"description": best.description, "advice": best.advice} if best else None,
+    }
+
+
+def _outside(samples: NDArray[np.float32], low: float, high: float) -> float:
+    step = (high - low) / 255
+    return float(((samples < low - step) | (samples > high + step)).mean())
+
+
+def _fits(samples: NDArray[np.float32], low: float, high: float) -> bool:
+    """Return whether samples are inside of the range, and fill a quarter of it or more."""
+    return _outside(samples, low, high) == 0 and float(np.ptp(samples)) > 0.25 * (high - low)
 
 
 class InputAlternatives(Probe):
