@@ -108,7 +108,7 @@ def _letters(text: str, height: int) -> Any:
     image = Image.new("L", (6 * len(text) or 1, _BITMAP_HEIGHT))
     ImageDraw.Draw(image).text((0, 0), text, fill=255)
     factor = max(round(height / _BITMAP_HEIGHT), 1)
-    return image.resize((image.width * factor, image.height * factor), Image.NEAREST)
+    return image.resize((image.width * factor, image.height * factor), 0)  # nearest; its name differs between versions
 
 
 @functools.lru_cache(maxsize=8)

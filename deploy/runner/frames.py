@@ -135,7 +135,7 @@ def _too_large() -> ImageError:
 
 def _read(stream: Any, count: int) -> bytes:
     """Return the next bytes, or raise an EOFError if the stream ends before."""
-    content = stream.read(count)
+    content: bytes = stream.read(count)
     if len(content) < count:
         raise EOFError
     return content
