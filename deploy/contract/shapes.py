@@ -72,51 +72,43 @@ def write_captions(canvas: Array, captions: Sequence[Caption]) -> None:
     Raises:
         ImageError: Pillow is not installed.
     """
-    pillow()
-    height = line_height(canvas)
+    image = pillow().fromarray(canvas)
     for caption in captions:
-        text = caption.text if is_printable(caption.text) else caption.ascii_text or caption.text
-        letters = np.pad(_letters(printable(text), height), ((0, 0), (MARGIN, MARGIN)), "constant")
-        _stamp(canvas, letters, caption)
+        letters = _letters(ascii_of(caption), line_height(canvas))
+        top = max(min(caption.y, image.height) - letters.height, 0)
+        left = max(min(caption.x, image.width - letters.width - 2 * MARGIN), 0)
+        image.paste(caption.colour, (left, top, left + letters.width + 2 * MARGIN, top + letters.height))
+        brightness = np.dot(caption.colour, (0.299, 0.587, 0.114))
+        image.paste((0, 0, 0) if brightness > 150 else (255, 255, 255), (left + MARGIN, top), letters)
+    canvas[...] = np.asarray(image)
 
 
-def printable(text: str) -> str:
-    """Return a text without accents, and with ? for other characters: the built-in fonts have ASCII only."""
-    return _without_accents(text).encode("ascii", "replace").decode("ascii")
+def ascii_of(caption: Caption) -> str:
+    """Return the text of a caption without accents, because the built-in fonts have ASCII only.
+
+    If the text has other characters, `ascii_text` takes its place, or a ? takes the place of each of them.
+    """
+    decomposed = unicodedata.normalize("NFKD", caption.text)
+    text = "".join(character for character in decomposed if not unicodedata.combining(character))
+    if not text.isascii() and caption.ascii_text:
+        text = caption.ascii_text
+    return text.encode("ascii", "replace").decode("ascii")
 
 
-def is_printable(text: str) -> bool:
-    """Return whether the fonts have all characters of a text, apart from accents."""
-    return printable(text) == _without_accents(text)
-
-
-def _without_accents(text: str) -> str:
-    return "".join(
-        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
-    )
-
-
-def _stamp(canvas: Array, letters: Array, caption: Caption) -> None:
-    """Draw the letters, [height, width] from 0 to 255, on the colour of a caption."""
-    top = max(min(caption.y, canvas.shape[0]) - letters.shape[0], 0)
-    left = max(min(caption.x, canvas.shape[1] - letters.shape[1]), 0)
-    part = canvas[top : top + letters.shape[0], left : left + letters.shape[1]]
-    ink = letters[: part.shape[0], : part.shape[1], np.newaxis] / np.float32(255)
-    brightness = np.dot(caption.colour, (0.299, 0.587, 0.114))
-    part[...] = np.rint(np.multiply(caption.colour, 1 - ink) + (0 if brightness > 150 else 255) * ink)
-
-
-def _letters(text: str, height: int) -> Array:
-    """Return a text as uint8 [about height, width]: 255 where ink is."""
+def _letters(text: str, height: int) -> Any:
+    """Return a text as an image of Pillow of about this height: 255 where ink is."""
     from PIL import Image, ImageDraw
 
     font = _font(height)
-    if font is None:
-        return _with_bitmap(text, height)
-    ascent, descent = font.getmetrics()
-    image = Image.new("L", (max(int(font.getbbox(text)[2]), 1), ascent + descent))
-    ImageDraw.Draw(image).text((0, 0), text, fill=255, font=font)
-    return np.asarray(image)
+    if font is not None:
+        ascent, descent = font.getmetrics()
+        image = Image.new("L", (max(int(font.getbbox(text)[2]), 1), ascent + descent))
+        ImageDraw.Draw(image).text((0, 0), text, fill=255, font=font)
+        return image
+    image = Image.new("L", (6 * len(text) or 1, _BITMAP_HEIGHT))
+    ImageDraw.Draw(image).text((0, 0), text, fill=255)
+    factor = max(round(height / _BITMAP_HEIGHT), 1)
+    return image.resize((image.width * factor, image.height * factor), 0)  # nearest; its name differs between versions
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,16 +120,6 @@ def _font(height: int) -> Any:
         return ImageFont.load_default(round(height * 0.8))  # the rest is the space between lines
     except (TypeError, ImportError, OSError):  # before Pillow 10.1, or built without FreeType
         return None
-
-
-def _with_bitmap(text: str, height: int) -> Array:
-    """Return a text in the font of older versions of Pillow, enlarged by an integer factor."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("L", (6 * len(text) or 1, _BITMAP_HEIGHT))
-    ImageDraw.Draw(image).text((0, 0), text, fill=255)
-    factor = max(round(height / _BITMAP_HEIGHT), 1)
-    return np.asarray(image).repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def colour_of(number: int) -> Colour:

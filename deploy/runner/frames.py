@@ -1,5 +1,7 @@
 """Frames of a video from a stream, as ffmpeg writes them to a pipe: JPEG images one after the other, or raw pixels.
 
+A stream is buffered and binary (`io.BufferedReader`), such as `sys.stdin.buffer`.
+
 ffmpeg -i rtsp://camera -f image2pipe -c:v mjpeg - | python3 runner.pyz run shop.coralline -
 ffmpeg -i film.mp4 -f rawvideo -pix_fmt rgb24 - | python3 runner.pyz run shop.coralline - --frame-size 640x480
 """
@@ -7,8 +9,7 @@ ffmpeg -i film.mp4 -f rawvideo -pix_fmt rgb24 - | python3 runner.pyz run shop.co
 from __future__ import annotations
 
 import re
-from io import BufferedReader
-from typing import Iterator, Tuple
+from typing import Any, Iterator, Tuple
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def size_of(text: str) -> Tuple[int, int]:
     return width, height
 
 
-def raw(stream: BufferedReader, width: int, height: int) -> Iterator[Array]:
+def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
     """Yield the frames of raw RGB pixels: uint8 [height, width, 3].
 
     Raises:
@@ -61,7 +62,7 @@ def raw(stream: BufferedReader, width: int, height: int) -> Iterator[Array]:
         yield np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
 
-def jpegs(stream: BufferedReader) -> Iterator[bytes]:
+def jpegs(stream: Any) -> Iterator[bytes]:
     """Yield the JPEG images of a stream, undecoded.
 
     Raises:
@@ -74,7 +75,7 @@ def jpegs(stream: BufferedReader) -> Iterator[bytes]:
             raise ImageError("the stream ends in the middle of a JPEG image", _LOOK)
 
 
-def _jpeg(stream: BufferedReader) -> bytes:
+def _jpeg(stream: Any) -> bytes:
     """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1)."""
     parts = [_read(stream, 2)]
     if parts[0] != _START:
@@ -100,7 +101,7 @@ def _jpeg(stream: BufferedReader) -> bytes:
             raise _too_large()
 
 
-def _marker(stream: BufferedReader) -> int:
+def _marker(stream: Any) -> int:
     """Return the second byte of the next marker. Bytes 0xFF may be in front of a marker (ITU T.81, B.1.1.2)."""
     first = _read(stream, 1)
     second = _read(stream, 1)
@@ -111,7 +112,7 @@ def _marker(stream: BufferedReader) -> int:
     return second[0]
 
 
-def _scan(stream: BufferedReader, most: int) -> Tuple[bytes, int]:
+def _scan(stream: Any, most: int) -> Tuple[bytes, int]:
     """Return compressed data, and the second byte of the marker after the data (ITU T.81, F.1.2.3).
 
     Raises:
@@ -132,9 +133,9 @@ def _too_large() -> ImageError:
     return ImageError("the JPEG image has more than %d bytes" % MAX_BYTES, "send smaller frames")
 
 
-def _read(stream: BufferedReader, count: int) -> bytes:
+def _read(stream: Any, count: int) -> bytes:
     """Return the next bytes, or raise an EOFError if the stream ends before."""
-    content = stream.read(count)
+    content: bytes = stream.read(count)
     if len(content) < count:
         raise EOFError
     return content

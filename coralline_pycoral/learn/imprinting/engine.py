@@ -56,7 +56,9 @@ class ImprintingEngine:
             raise ValueError("Failed to open file: %s" % model_path)
         try:
             self._file = HeadFile(content)
-            normalized = self._normalized()
+            if L2_NORMALIZATION not in self._file.kinds:
+                raise ValueError("Unsupported model architecture. Input model must have an L2Norm layer.")
+            normalized = self._file.kinds.index(L2_NORMALIZATION)
             weights, self._sharpness = self._last_layer(normalized)
         except (struct.error, IndexError) as error:
             raise ValueError("%s is damaged: %s" % (model_path, error))
@@ -86,7 +88,8 @@ class ImprintingEngine:
         """
         if not self._classes:
             raise RuntimeError("Model is not trained.")
-        lengths = ["%d %r\n" % (index, float(np.linalg.norm(row.total))) for index, row in self._trainable()]
+        trainable = [(index, row) for index, row in enumerate(self._classes) if row.is_trainable]
+        lengths = ["%d %r\n" % (index, float(np.linalg.norm(row.total))) for index, row in trainable]
         directions = unit(np.stack([row.total for row in self._classes]))
         layer = LastLayer(directions, np.zeros(len(directions)), (-1.0, 1.0), self._sharpness)
         return with_layer(self._extractor, layer, "".join(lengths))
@@ -112,15 +115,6 @@ class ImprintingEngine:
         if not known.is_trainable:
             raise RuntimeError("the class %d is one of the original model, and cannot be trained" % class_id)
         self._classes[class_id] = known._replace(total=known.total + values)
-
-    def _trainable(self) -> List[Tuple[int, ImprintedClass]]:
-        return [(index, row) for index, row in enumerate(self._classes) if row.is_trainable]
-
-    def _normalized(self) -> int:
-        """Return the operator that normalizes the embedding."""
-        if L2_NORMALIZATION not in self._file.kinds:
-            raise ValueError("Unsupported model architecture. Input model must have an L2Norm layer.")
-        return self._file.kinds.index(L2_NORMALIZATION)
 
     def _last_layer(self, normalized: int) -> Tuple[Array, float]:
         """Return the weights [classes, values] of the file, and the factor of its logits."""

@@ -112,10 +112,9 @@ def test_odd_answers() -> None:
 
 
 def test_names_in_other_scripts() -> None:
-    assert shapes.printable("caf\u00e9 \u00fc") == "cafe u"
-    assert shapes.is_printable("caf\u00e9")
-    assert not shapes.is_printable("\u732b")
-    assert shapes.title("\u732b", 3, 0.5).ascii_text == "class 3 0.50"
+    assert shapes.ascii_of(shapes.title("caf\u00e9 \u00fc", 3, 0.5)) == "cafe u 0.50"
+    assert shapes.ascii_of(shapes.title("\u732b", 3, 0.5)) == "class 3 0.50"
+    assert shapes.ascii_of(shapes.Caption(0, 0, "a \u732b", (1, 2, 3))) == "a ?"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 4)])
@@ -164,7 +163,7 @@ def test_text_grows_with_the_image() -> None:
 
 def test_text_without_a_scalable_font(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_font", lambda height: None)
-    letters = shapes._letters("dog 0.5", 60)
+    letters = np.asarray(shapes._letters("dog 0.5", 60))
     assert letters.shape == (55, 6 * 7 * 5)  # the letters of 11 pixels, five times as large
     assert (letters.reshape(11, 5, 42, 5) == letters.reshape(11, 5, 42, 5)[:, :1, :, :1]).all()
     test_text_grows_with_the_image()
