@@ -46,6 +46,8 @@ STILL = 1e-5
 """Standard deviation of a float model's outputs over samples, relative to their size, below which they are constant."""
 FLATTENED = 0.05
 """The same of a result relative to the original's, below which it counts as constant."""
+SAME = 0.1
+"""Two values agree if they differ by at most this fraction of the standard deviation of the values."""
 LOOKED_AT = 512
 """Number of samples from which the deviation over samples is estimated."""
 
@@ -265,14 +267,9 @@ class ByValue(Judge):
     """The comparison of two models by all their values.
 
     Attributes:
-        deviation: the standard deviation of each value of the original over samples [values]; None: the deviation of
-            the values that are compared.
-        tolerance: two values agree if they differ by at most this fraction of the deviation.
         by_column: whether the values are different quantities, each of which counts in units of its deviation.
     """
 
-    deviation: NDArray[np.float64] | None = None
-    tolerance: float = 0.1
     by_column: bool = False
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
@@ -283,10 +280,9 @@ class ByValue(Judge):
         return snr_db(expected / unit, actual / unit)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the share of the values that agree."""
+        """Return the share of the values that differ by at most SAME of the standard deviation over the samples."""
         expected = np.asarray(expected, np.float64)
-        deviation = expected.std(axis=0) if self.deviation is None else self.deviation
-        limit = np.maximum(self.tolerance * deviation, 1e-6 * np.abs(expected).max(axis=0, initial=0.0))
+        limit = np.maximum(SAME * expected.std(axis=0), 1e-6 * np.abs(expected).max(axis=0, initial=0.0))
         return np.asarray((np.abs(expected - actual) <= limit).mean(axis=1), np.float64)
 
 

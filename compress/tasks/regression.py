@@ -15,10 +15,8 @@ from compress.core.measurement import Z95, Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.tasks.base import ModelOutputs, Refusal, Rows, Specification, Use, pooled_dense
 from compress.tasks.findings import VerdictReason, against_constant
-from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
+from compress.tasks.measured import SAME, ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
 
-SAME = 0.1
-"""Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
 WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "class weights": Refusal("class_weights: the data has no single class for each sample", "class_weights: none"),
     "mixup": Refusal("augment.mixup: the data has no single class for each sample", "mixup: 0", "leave it out"),
@@ -94,7 +92,7 @@ class Regression(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
         """Return the comparison by predictions, each in units of its deviation."""
-        return ByValue(tolerance=SAME, by_column=True)
+        return ByValue(by_column=True)
 
 
 def r_squared(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:

@@ -38,8 +38,7 @@ class Phase:
         name: its name.
         weight: its expected cost relative to the other phases of the same plan.
         unit: the name of one step, in the singular.
-        rounds: the number of rounds of equal length that the steps belong to; 0 for steps without rounds.
-        round_unit: the name of one round.
+        rounds: the number of epochs that the steps belong to; 0 for steps without epochs.
         references: values to compare metrics with, by metric, for example the loss of guessing.
         note: one line about it for the log.
     """
@@ -48,7 +47,6 @@ class Phase:
     weight: float = 1.0
     unit: str = "step"
     rounds: int = 0
-    round_unit: str = "epoch"
     references: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
 

@@ -111,8 +111,7 @@ class RandomSamples(Source):
 
     def _sample(self, index: int) -> NDArray[Any]:
         generator = np.random.default_rng((self.seed, index))
-        draw = _smooth_noise if index % 2 else np.random.Generator.random
-        values = [draw(generator, shape) for shape in self._shapes]
+        values = [_smooth_noise(generator, shape) if index % 2 else generator.random(shape) for shape in self._shapes]
         tensors = [(self.low + (self.high - self.low) * tensor).astype(np.float32) for tensor in values]
         return tensors[0] if len(tensors) == 1 else np.concatenate([tensor.ravel() for tensor in tensors])
 

@@ -105,7 +105,8 @@ class TfRecord(DecodedImages, InFiles):
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the record files, and the file with class names."""
-        records = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
+        is_file = len(tree.names) == 1 and not tree.folders  # whatever the name of the file is
+        records = tuple(name for name in tree.names if is_file or _NAME.search(name))
         if not records:
             raise DataError(
                 "contains no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
@@ -115,11 +116,6 @@ class TfRecord(DecodedImages, InFiles):
     def files(self) -> dict[str, Path]:
         """Return the record files, or the archive that contains them, and the labels file."""
         return super().files() | class_names.files_of(self.classes)
-
-    @staticmethod
-    def tree_of_one(tree: Tree) -> bool:
-        """Return if the path is a file, whatever its name is."""
-        return len(tree.names) == 1 and not tree.folders
 
     @property
     def decoding(self) -> dict[str, Any]:

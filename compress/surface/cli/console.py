@@ -346,7 +346,7 @@ def _steps(reading: Reading) -> str:
     if phase.rounds > 1:
         per_round = max(reading.total // phase.rounds, 1)
         current = min(max(reading.done - 1, 0) // per_round + 1, phase.rounds)
-        return f"{phase.round_unit} {current:,} of {phase.rounds:,}"
+        return f"epoch {current:,} of {phase.rounds:,}"
     return f"{phase.unit} {min(max(reading.done, 1), reading.total):,} of {reading.total:,}"
 
 

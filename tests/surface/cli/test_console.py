@@ -145,7 +145,7 @@ def test_the_time_left_follows_the_present_phase() -> None:
         (Phase("x", rounds=4), 0, 40, "epoch 1 of 4"),
         (Phase("x", rounds=4), 10, 40, "epoch 1 of 4"),
         (Phase("x", rounds=4), 11, 40, "epoch 2 of 4"),
-        (Phase("x", rounds=4, round_unit="turn"), 3, 2, "turn 3 of 4"),
+        (Phase("x", rounds=4), 3, 2, "epoch 3 of 4"),
         (Phase("x", rounds=1), 7, 40, "step 7 of 40"),
         (Phase("x", unit="layer"), 9, 8, "layer 8 of 8"),
     ],
