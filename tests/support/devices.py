@@ -80,6 +80,7 @@ def packed(
     samples: int = 30,
     machine: str | None = None,
     size: tuple[int, int, int] = (4, 4, 1),
+    more: Mapping[str, bytes] | None = None,
     **changes: Any,
 ) -> bytes:
     """Return a bundle of these models, with golden outputs as `package` makes them.
@@ -89,6 +90,7 @@ def packed(
         samples: the size of the evaluation sample; 0: there is none.
         machine: the architecture that the manifest names for the golden outputs.
         size: the input size of the models: height, width, channels.
+        more: further members, or others in place of those made here.
         changes: other keys of the manifest.
     """
     contents = models() if contents is None else contents
@@ -132,7 +134,7 @@ def packed(
             "outputs": {},
             "metrics": {},
         }
-    return bundle.pack({**manifest, **changes}, members)
+    return bundle.pack({**manifest, **changes}, {**members, **(more or {})})
 
 
 @functools.cache

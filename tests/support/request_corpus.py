@@ -16,9 +16,11 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from data_files import chunk, riff
+from data_files import form as wav_format
 from PIL import Image
 
 from deploy.contract.bundle import array_bytes
@@ -73,6 +75,14 @@ def post(body: bytes, headers: bytes = b"", query: bytes = b"") -> bytes:
     """Return a request for a prediction with correct framing."""
     line = b"POST /v1/predict%s HTTP/1.1\r\n" % query
     return line + HOST + b"Content-Length: %d\r\n" % len(body) + headers + b"\r\n" + body
+
+
+def posts(
+    family: str, bodies: Mapping[str, bytes], headers: bytes = b"", statuses: Sequence[int] = (400,)
+) -> Iterator[Form]:
+    """Yield a form for each body, by its name in the family; the service must keep the connection."""
+    for name, body in bodies.items():
+        yield form(f"{family}: {name}", post(body, headers), statuses=statuses, closes=False)
 
 
 def forms() -> list[Form]:
@@ -338,8 +348,7 @@ def multiparts() -> Iterator[Form]:
         "almost boundaries": b"--b\r\n" + head + b"\r\n--" * 50_000,
     }
     kind = b"Content-Type: multipart/form-data; boundary=b\r\n"
-    for name, body in bodies.items():
-        yield form(f"multipart: {name}", post(body, kind), closes=False)
+    yield from posts("multipart", bodies, kind)
     for value in (b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=" + b"b" * 71,
                   b"multipart/form-data; boundary=\"b", b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; boundary=c",
                   b"multipart/form-data; boundary=\xff"):  # fmt: skip
@@ -414,7 +423,7 @@ def pictures() -> Iterator[Form]:
                           (2**32 - 1, 1), (60000, 60000), (100000, 300)):  # fmt: skip
         yield form(f"png: {width} x {height}", post(png(width, height)), closes=False)
     bomb = zlib.compress(bytes(8 << 20), 9)
-    for name, content in {
+    damaged = {
         "more data than pixels": png(5, 6, bomb),
         "less data than pixels": png(50, 60, zlib.compress(bytes(10))),
         "no zlib": png(5, 6, b"garbage"),
@@ -424,18 +433,15 @@ def pictures() -> Iterator[Form]:
         "colour 7": png(5, 6, colour=7),
         "text bomb": png(5, 6, extra=b"\0\0\0\x10zTXta\0\0" + bomb[:12] + b"abcd"),
         "a side of 65536": png(65536, 1, zlib.compress(bytes(65537))),
-    }.items():
-        yield form(f"png: {name}", post(content), statuses=[200, 400], closes=False)
+    }
+    yield from posts("png", damaged, statuses=[200, 400])
     for kind in ("PNG", "JPEG", "BMP", "WEBP"):
         image = picture(kind)
-        for share in (0.1, 0.5, 0.9):
-            cut = image[: max(int(len(image) * share), 3)]
-            yield form(f"{kind}: cut at {share}", post(cut), statuses=[200, 400], closes=False)
         noise = bytearray(image)
         for place in range(16, len(noise), 7):
             noise[place] ^= 0x55
-        yield form(f"{kind}: noise", post(bytes(noise)), statuses=[200, 400], closes=False)
-        yield form(f"{kind}: twice", post(image * 2), statuses=[200, 400], closes=False)
+        cuts = {f"cut at {share}": image[: max(int(len(image) * share), 3)] for share in (0.1, 0.5, 0.9)}
+        yield from posts(kind, {**cuts, "noise": bytes(noise), "twice": image * 2}, statuses=[200, 400])
     jpeg = picture("JPEG")
     frame = jpeg.index(b"\xff\xc0")
     for height, width in ((65535, 65535), (0, 5), (6, 0), (65535, 1)):
@@ -487,8 +493,7 @@ def npz_files() -> Iterator[Form]:
         "encrypted": one[:6] + b"\1" + one[7:],
         "signature alone": b"PK\3\4",
     }
-    for name, content in files.items():
-        yield form(f"npz: {name}", post(content), closes=False)
+    yield from posts("npz", files)
 
 
 def npy_files() -> Iterator[Form]:
@@ -510,36 +515,27 @@ def npy_files() -> Iterator[Form]:
 
 
 def sounds() -> Iterator[Form]:
-    def wav(format_: bytes, data: bytes = bytes(64), size: int | None = None) -> bytes:
-        chunks = (
-            b"fmt "
-            + struct.pack("<I", len(format_))
-            + format_
-            + b"data"
-            + struct.pack("<I", len(data) if size is None else size)
-            + data
-        )
-        return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks
+    def wav(format_chunk: bytes, data: bytes = bytes(64), size: int | None = None) -> bytes:
+        return riff(format_chunk, b"data" + struct.pack("<I", len(data) if size is None else size) + data)
 
-    sound = struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 16)
+    sound = wav_format(rate=16_000)
     files = {
         "for a model of images": wav(sound),
         "no chunks": b"RIFF\0\0\0\0WAVE",
         "no samples": wav(sound, b""),
         "data of 4 GB": wav(sound, size=2**32 - 1),
-        "format cut": wav(sound[:8]),
-        "0 channels": wav(struct.pack("<HHIIHH", 1, 0, 16000, 0, 0, 16)),
-        "65 channels": wav(struct.pack("<HHIIHH", 1, 65, 16000, 16000 * 130, 130, 16)),
-        "rate 0": wav(struct.pack("<HHIIHH", 1, 1, 0, 0, 2, 16)),
-        "12 bits": wav(struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 12)),
-        "MP3": wav(struct.pack("<HHIIHH", 0x55, 1, 16000, 32000, 2, 16)),
-        "NaN": wav(struct.pack("<HHIIHH", 3, 1, 16000, 64000, 4, 32), np.full(16, np.nan, "<f4").tobytes()),
+        "format cut": wav(chunk(b"fmt ", sound[8:16])),
+        "0 channels": wav(wav_format(channels=0, rate=16_000)),
+        "65 channels": wav(wav_format(channels=65, rate=16_000)),
+        "rate 0": wav(wav_format(rate=0)),
+        "12 bits": wav(wav_format(bits=12, rate=16_000, block=2)),
+        "MP3": wav(wav_format(0x55, rate=16_000)),
+        "NaN": wav(wav_format(3, 32, rate=16_000), np.full(16, np.nan, "<f4").tobytes()),
         "values before the format": b"RIFF\0\0\0\0WAVEdata\4\0\0\0abcd",
         "100,000 chunks": b"RIFF\0\0\0\0WAVE" + b"junk\0\0\0\0" * 100_000,
         "a chunk of 4 GB": b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff",
     }
-    for name, content in files.items():
-        yield form(f"wav: {name}", post(content), closes=False)
+    yield from posts("wav", files)
 
 
 # --- sending and judging --------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 
@@ -42,18 +41,6 @@ def test_the_published_measurements_are_in_the_intervals() -> None:
     for row, host in known:
         prediction = raspberry_pi_latency.predicted(row["table"], host, row["clock"])
         assert prediction.low <= float(row["ms"]) <= prediction.high, row
-
-
-@shared
-@pytest.mark.parametrize("neighbour", ["pcie", "devboard"])
-def test_the_interval_on_pcie_holds_both_neighbours(neighbour: str) -> None:
-    for table in json.loads(raspberry_pi_latency.TABLES.read_text()):
-        prediction = raspberry_pi_latency.predicted(table, HOSTS["pi5-pcie"])
-        assert (
-            prediction.low * 0.99
-            <= raspberry_pi_latency.predicted(table, HOSTS[neighbour]).total
-            <= prediction.high * 1.01
-        )
 
 
 def test_half_the_clock_leaves_what_does_not_depend_on_it() -> None:
