@@ -263,20 +263,16 @@ def _latency(models: ModelsRecord | None, prediction: Facts) -> HostLatencyRecor
     if models is None:
         return None
     if not prediction:
-        measured = models.result.measurements["latency_ms"]
         name = f"this machine's CPU, {host()['cpu']}"
-        return HostLatencyRecord(name, measured.value, measured.low, measured.high, measured.how, measured.note)
+        return HostLatencyRecord(name, models.result.measurements["latency_ms"])
     if "missing" in prediction:
-        return HostLatencyRecord(prediction["host"], None, None, None, "missing", prediction["missing"])
+        return HostLatencyRecord(prediction["host"], missing("ms", prediction["missing"]))
     source = "the compiled model" if prediction["compiled"] else "the model that is not compiled"
     note = f"predicted by `estimate` from {source}, clock {prediction['clock']}"
+    ends = (prediction["low_ms"], prediction["high_ms"])
     return HostLatencyRecord(
         prediction["host"],
-        prediction["latency_ms"],
-        prediction["low_ms"],
-        prediction["high_ms"],
-        "predicted",
-        note,
+        Measurement(prediction["latency_ms"], "ms", "predicted", *ends, note),
         prediction["parts"],
         prediction["streamed_bytes"],
         tuple(decode(AdviceRecord, change) for change in prediction["advice"]),

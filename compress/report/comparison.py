@@ -61,7 +61,7 @@ def before_and_after(record: RunRecord) -> Section:
     original, result = (model.measurements for model in (record.models.original, record.models.result))
     metrics = [metric(record, name) for name in names(record, (original, result))]
     rows: list[tuple[str | Cell, ...]] = []
-    if record.latency is not None and record.latency.provenance != "measured":
+    if record.latency is not None and record.latency.measurement.how != "measured":
         rows.append((limited(record, "latency_ms"), "not predicted", show(record.latency.measurement), "not compared"))
     for known in metrics:
         before, after = (measurements.get(known.name) for measurements in (original, result))
@@ -82,7 +82,7 @@ def before_and_after(record: RunRecord) -> Section:
 def _label(record: RunRecord, known: Metric) -> str:
     """Return the label of a metric; times on this CPU are the latency only for the target cpu."""
     is_time = known.name.startswith("latency") and record.latency is not None
-    if is_time and record.latency is not None and record.latency.provenance != "measured":
+    if is_time and record.latency is not None and record.latency.measurement.how != "measured":
         return known.label.replace("Latency", "Time on this machine's CPU")
     return known.label
 

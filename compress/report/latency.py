@@ -28,7 +28,7 @@ def section(record: RunRecord) -> Section:
         ("Host", "Latency of the result"), [(shorten(record.latency.host), show(record.latency.measurement))]
     )
     title = f"This machine's CPU, {scalar(latency.conditions.get('cpu', 'unknown'))}"
-    if record.latency.provenance != "measured":
+    if record.latency.measurement.how != "measured":
         title += ", not a Coral host"
     runs = (("Original", models.original, latency.original), ("Result", models.result, latency.result))
     curves = [_curve(name, model, values) for name, model, values in runs if values]
@@ -93,11 +93,11 @@ MAX_ADVICE = 8  # chosen; report.json has all
 def limits(record: RunRecord) -> Iterator[Section]:
     """Yield the section, if the latency is predicted."""
     latency = record.latency
-    if latency is None or latency.value is None or not latency.parts:
+    if latency is None or latency.measurement.value is None or not latency.parts:
         return
     yield Section(
         f"Limits of the latency on {shorten(latency.host)}",
-        [*_limit_parts(latency, latency.value), *_changes(latency)],
+        [*_limit_parts(latency, latency.measurement.value), *_changes(latency)],
         key="latency-limits",
     )
 

@@ -178,10 +178,12 @@ def placed_labels(labels: Sequence[str], positions: Sequence[tuple[float, float]
             away = min(_away(lines, x, y), key=lambda placement: placement.penalty(occupied))
             if away.penalty(occupied) < best.penalty(occupied):
                 best = away
-                parts.append(_leader(x, y, best.box))
+                end_x = min(max(x, best.box.left), best.box.right)
+                end_y = min(max(y, best.box.top), best.box.bottom)
+                parts.append(line(x, y, end_x, end_y, "leader"))
         occupied.append(best.box)
-        for i, line in enumerate(lines):
-            parts.append(text(best.x, best.y + LINE_HEIGHT * i, line, "label", best.anchor))
+        for i, words in enumerate(lines):
+            parts.append(text(best.x, best.y + LINE_HEIGHT * i, words, "label", best.anchor))
     return parts
 
 
@@ -201,36 +203,29 @@ def _along_lines(positions: Sequence[tuple[float, float]]) -> Iterator[Box]:
             yield Box(x - 2, y - 2, x + 2, y + 2)
 
 
+def _placed(lines: Sequence[str], x: float, y: float, anchor: str) -> _Placement:
+    """Return a label whose first baseline is at y; anchor says what of it is at x."""
+    width = max(wide(line) for line in lines)
+    left = x - {"start": 0, "middle": width / 2, "end": width}[anchor]
+    return _Placement(x, y, anchor, Box(left, y - 11, left + width, y + LINE_HEIGHT * len(lines) - 11))
+
+
 def _candidates(lines: Sequence[str], x: float, y: float) -> Iterator[_Placement]:
     """Yield the positions around a point: right, left, above and below, and at its corners."""
-    width = max(wide(line) for line in lines)
     rise = LINE_HEIGHT * (len(lines) - 1)
     offsets = [(10.0, 4 - rise / 2, "start"), (-10.0, 4 - rise / 2, "end")]
     offsets += [(0.0, -11.0 - rise, "middle"), (0.0, 20.0, "middle")]
     for corner in (-8.0 - rise, 16.0):
         offsets += [(9.0, corner, "start"), (-9.0, corner, "end")]
-    for dx, dy, anchor in offsets:
-        left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
-        yield _Placement(x + dx, y + dy, anchor, Box(left, y + dy - 11, left + width, y + dy + rise + 3))
+    return (_placed(lines, x + dx, y + dy, anchor) for dx, dy, anchor in offsets)
 
 
 def _away(lines: Sequence[str], x: float, y: float) -> Iterator[_Placement]:
     """Yield positions around a point that need a line to it, the nearest first."""
-    width = max(wide(line) for line in lines)
-    rise = LINE_HEIGHT * (len(lines) - 1)
     for distance in DISTANCES:
         for step in range(DIRECTIONS):
             angle = 2 * math.pi * step / DIRECTIONS
             dx = distance * math.cos(angle)
-            middle = distance * math.sin(angle)
             anchor = "middle" if abs(dx) < 1 else "start" if dx > 0 else "end"
-            left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
-            top = y + middle - (rise + LINE_HEIGHT) / 2
-            yield _Placement(x + dx, top + 11, anchor, Box(left, top, left + width, top + rise + LINE_HEIGHT))
-
-
-def _leader(x: float, y: float, box: Box) -> str:
-    """Return a line from a point to the nearest place of a label."""
-    end_x = min(max(x, box.left), box.right)
-    end_y = min(max(y, box.top), box.bottom)
-    return line(x, y, end_x, end_y, "leader")
+            middle = y + distance * math.sin(angle)
+            yield _placed(lines, x + dx, middle - LINE_HEIGHT * len(lines) / 2 + 11, anchor)

@@ -160,7 +160,7 @@ def _results(record: RunRecord) -> str:
         return ""
     parts = []
     for name, cost in _RATIOS:
-        if name == "latency_ratio" and record.latency is not None and record.latency.provenance != "measured":
+        if name == "latency_ratio" and record.latency is not None and record.latency.measurement.how != "measured":
             parts.append(latency_text(record.latency))
             continue
         ratio = show(record.changes.get(name), name)
@@ -173,10 +173,11 @@ def _results(record: RunRecord) -> str:
 
 def latency_text(latency: HostLatencyRecord) -> str:
     """Return the latency with its interval and its origin."""
-    if latency.value is None:
-        return f"latency on {shorten(latency.host)} unknown: {shorten(latency.note, MAX_PROSE)}"
-    how = joined(", ", latency.provenance, span(latency.low, latency.high, "ms"))
-    return f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({how})"
+    measured = latency.measurement
+    if measured.value is None:
+        return f"latency on {shorten(latency.host)} unknown: {shorten(measured.note, MAX_PROSE)}"
+    how = joined(", ", measured.how, span(measured.low, measured.high, "ms"))
+    return f"latency {number(measured.value, 'ms')} on {shorten(latency.host)} ({how})"
 
 
 def _quality(record: RunRecord, models: ModelsRecord) -> str:
@@ -275,7 +276,7 @@ def _sentences(record: RunRecord) -> Iterator[str]:
     if record.placement is not None:
         yield from _placement(record.placement)
     rejected = record.placement is not None and bool(record.placement.failure)
-    if record.latency is not None and not (rejected and record.latency.provenance == "predicted"):
+    if record.latency is not None and not (rejected and record.latency.measurement.how == "predicted"):
         yield _latency(record.latency, record)
     if record.placement is not None:
         yield from _parameters(record.placement)
@@ -302,14 +303,14 @@ def _placement(placement: PlacementRecord) -> Iterator[str]:
 
 def _latency(latency: HostLatencyRecord, record: RunRecord) -> str:
     """Return the latency on the host; for a target without hosts, on this machine."""
-    host = shorten(latency.host)
-    if latency.value is None:
-        return sentence(f"The latency on {host} is unknown: {shorten(latency.note, MAX_PROSE)}")
-    text = f"{number(latency.value, 'ms')} for each inference, {latency.provenance} on {host}"
-    if ends := span(latency.low, latency.high, "ms"):
+    host, measured = shorten(latency.host), latency.measurement
+    if measured.value is None:
+        return sentence(f"The latency on {host} is unknown: {shorten(measured.note, MAX_PROSE)}")
+    text = f"{number(measured.value, 'ms')} for each inference, {measured.how} on {host}"
+    if ends := span(measured.low, measured.high, "ms"):
         text += f" ({ends})"
     change = show(record.changes.get("latency_ratio"), "latency_ratio")
-    if latency.provenance == "measured" and change.style != "missing":
+    if measured.how == "measured" and change.style != "missing":
         text += f", {change.text} the latency of the original"
     return f"{text}."
 

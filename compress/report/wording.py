@@ -243,22 +243,18 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
     elif _is_inline(value):
         yield f"{indent}{_inline(value)}"
     elif isinstance(value, Mapping):
-        yield from _lines_of_map(value, depth)
+        for key, item in value.items():
+            name = f"{indent}{_plain(str(key))}:"
+            if _is_inline(item):
+                yield f"{name} {_inline(item)}"
+            else:
+                yield name
+                yield from _lines(item, depth + 1)
     else:
         for item in value:
             start, *rest = islice(_lines(item, depth + 1), MAX_OUTLINE_LINES)
             yield f"{indent}- {start.lstrip()}"
             yield from rest
-
-
-def _lines_of_map(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    indent = "  " * depth
-    for key, item in value.items():
-        if _is_inline(item):
-            yield f"{indent}{_plain(str(key))}: {_inline(item)}"
-        else:
-            yield f"{indent}{_plain(str(key))}:"
-            yield from _lines(item, depth + 1)
 
 
 def _is_inline(value: Any) -> bool:

@@ -146,29 +146,17 @@ class HostLatencyRecord:
     """The latency of the result on the host that was chosen.
 
     Attributes:
-        value: the median in ms; None if `provenance` is "missing".
-        low: lower end of the interval in which measurements are expected.
-        high: its upper end.
-        note: how the value was obtained; the reason if it is missing.
+        measurement: the median in ms; its note says how the value was obtained.
         parts: the ms of each part of a prediction, such as `compute_ms`.
         streamed_bytes: parameters that are sent at every inference.
         advice: changes that reduce the latency, the most effective first.
     """
 
     host: str
-    value: float | None
-    low: float | None
-    high: float | None
-    provenance: How
-    note: str
+    measurement: Measurement
     parts: Mapping[str, float] = field(default_factory=dict)
     streamed_bytes: int = 0
     advice: tuple[AdviceRecord, ...] = ()
-
-    @property
-    def measurement(self) -> Measurement:
-        """The value as a measurement."""
-        return Measurement(self.value, "ms", self.provenance, self.low, self.high, self.note)
 
 
 @dataclass(frozen=True)

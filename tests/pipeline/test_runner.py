@@ -453,13 +453,17 @@ def test_the_latency_is_that_of_the_host(project: Project, out: Path) -> None:
     values = {}
     for host in ("usb3", "usb2"):
         _, record, _ = run(project([], measure={"host": host, "latency": {"runs": 5}}), out)
-        assert (record["latency"]["host"], record["latency"]["provenance"]) == (host, "predicted")
-        assert record["latency"]["low"] < record["latency"]["value"] < record["latency"]["high"]
-        values[host] = record["latency"]["value"]
+        latency = record["latency"]["measurement"]
+        assert (record["latency"]["host"], latency["how"]) == (host, "predicted")
+        assert latency["low"] < latency["value"] < latency["high"]
+        values[host] = latency["value"]
     assert values["usb3"] < values["usb2"]
     _, record, _ = run(project([], target="cpu"), out)
     measured = record["models"]["result"]["measurements"]["latency_ms"]["value"]
-    assert (record["latency"]["provenance"], record["latency"]["value"]) == ("measured", measured)
+    assert (record["latency"]["measurement"]["how"], record["latency"]["measurement"]["value"]) == (
+        "measured",
+        measured,
+    )
 
 
 def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> None:

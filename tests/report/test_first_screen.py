@@ -28,7 +28,7 @@ def on_tpu(count: int) -> list[Record]:
     return [{"index": i, "op": "CONV_2D", "placement": "tpu", "macs": 10} for i in range(count)]
 
 
-MEASURED = {"host": "this machine's CPU, Xeon", "provenance": "measured", "value": 0.171, "low": None, "high": None}
+MEASURED = {"host": "this machine's CPU, Xeon", "measurement": m(0.171, "ms")}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ MEASURED = {"host": "this machine's CPU, Xeon", "provenance": "measured", "value
         (
             {
                 "placement": None,
-                "latency": full()["latency"] | {"provenance": "missing", "value": None, "note": "the model is refused"},
+                "latency": full()["latency"] | {"measurement": m(None, "ms", "missing", note="the model is refused")},
             },
             "The latency on usb3 is unknown: the model is refused.",
         ),
