@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -184,6 +184,7 @@ def _quotas(count: int, labels: Indices) -> list[tuple[Indices, int]]:
 
 FILE = "subset.npz"
 BATCH = 64
+"""Samples that a model computes at once; chosen: the result does not depend on it."""
 FEATURES = 256
 """Maximum number of features; more are projected, which keeps distances within some percent."""
 Trained = Callable[[int], Any]
@@ -210,8 +211,8 @@ def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         operation = tensor._keras_history.operation
     inner = library.Model(input_tensors(model), operation.input)
     rows = []
-    for batch in _batches(inputs):
-        values = np.asarray(run(inner, batch), np.float32)
+    for start in range(0, len(inputs), BATCH):
+        values = np.asarray(run(inner, inputs[start : start + BATCH]), np.float32)
         rows.append(values.mean(axis=(1, 2)) if values.ndim == 4 else values.reshape(len(values), -1))
     return _projected(np.concatenate(rows))
 
@@ -244,7 +245,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
         indices, seconds = saved
     else:
         began = time.monotonic()
-        indices = _choose(settings, count, head, (model, trained), context)
+        indices = _choose(settings, count, head, model, trained, context)
         seconds = time.monotonic() - began
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,13 +282,12 @@ def summary(facts: Facts, purpose: str = "training") -> str:
     )
 
 
-def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained], context: Context) -> Indices:
+def _choose(settings: Subset, count: int, head: Head, model: Any, trained: Trained, context: Context) -> Indices:
     labels = context.data.labels("train")
     if settings.by == "random":
         return at_random(count, labels, context.seed)
     if settings.by == "stratified":
         return stratified(count, labels, context.seed)
-    model, trained = models
     inputs = context.data.inputs("train")
     if settings.by == "coverage":
         return covering(count, labels, features(trained(0) if settings.of == "proxy" else model, inputs))
@@ -307,7 +307,3 @@ def fresh(model: Any, seed: int) -> Any:
         if isinstance(old, library.layers.Normalization):
             set_weights(new, old.get_weights())
     return copy
-
-
-def _batches(inputs: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    return (inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH))

@@ -17,7 +17,7 @@ from compress.learning.distillation import features, losses, teachers
 from compress.learning.distillation.settings import DistillationSettings, Features, Pair
 from compress.learning.distillation.teachers import Teacher
 from compress.learning.training import loop
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import Batch, TrainingSettings
 from compress.tasks.classification import ClassificationHead
 

@@ -12,7 +12,7 @@ from blobs import Blobs, context
 from compress.core.errors import ModelError, StageError
 from compress.data.types import Split
 from compress.learning.training import checkpoint, loop, schedules
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import Batch, Loss, TrainingSettings
 from compress.model.ir import mixed_precision
 from compress.tasks.classification import ClassificationHead
