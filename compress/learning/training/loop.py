@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -476,7 +476,8 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     soft_targets = dict(loss.soft_targets)
     if "train" in soft_targets:
         soft_targets["train"] = soft_targets["train"][indices]
-    return replace(loss, soft_targets=soft_targets), replace(context, data=Part(context.data, indices)), facts
+    part = cast(Data, Part(context.data, indices))
+    return replace(loss, soft_targets=soft_targets), replace(context, data=part), facts
 
 
 def _steps_per_execution(most: int, steps: int) -> int:
