@@ -34,7 +34,7 @@ from compress.core.artifact import Artifact, Kind
 from compress.core.progress import SilentProgress
 from compress.data.types import Objects, Split
 from compress.learning.context import Context
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import TrainingSettings, fit, head_of, label_loss
 from compress.model.importers.keras import keras_file
 from compress.model.ir.tensorflow import keras

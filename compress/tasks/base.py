@@ -93,7 +93,7 @@ class Quality:
 
 
 class RandomChanges(Protocol):
-    """Settings of augmentation (`compress.learning.training.batches.Augment`)."""
+    """Settings of augmentation (`compress.learning.training.augmentation.Augment`)."""
 
     @property
     def shift(self) -> float:

@@ -12,7 +12,7 @@ from blobs import Blobs, context
 
 from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import fit, own_loss
 from compress.pipeline.stages.train import Train
 from compress.tasks.base import Draws

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.tasks import moved_images
 from compress.tasks.base import Draws
 

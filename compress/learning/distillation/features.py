@@ -14,7 +14,7 @@ import numpy as np
 from compress.core.errors import ModelError
 from compress.core.suggestions import listing, nearest
 from compress.data.types import Data
-from compress.learning.distillation.settings import Features, Pair
+from compress.learning.distillation.settings import Features
 from compress.learning.distillation.teachers import Teacher, TeacherOutput
 from compress.learning.training.loop import head_of
 from compress.model.ir import keras_graph as networks
@@ -25,6 +25,7 @@ from compress.tasks.base import Specification
 SAMPLES = 256
 """Number of training samples for the variance of a teacher's features."""
 EPSILON = 1e-6
+"""Added to the norm of an attention map, which can be 0; its square is the least variance of features. Chosen."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,10 @@ def set_up(
     library = keras()
     student = networks.read(model)
     taught_by = networks.read(teacher.model)
-    pairs = _named(student, taught_by, settings.pairs) or [_last_maps(student, taught_by)]
+    pairs = [
+        (_output(student, pair.student, "student"), _output(taught_by, pair.teacher, "teacher"))
+        for pair in settings.pairs
+    ] or [_last_maps(student, taught_by)]
     sizes = [_common_size(student, ours, taught_by, theirs, settings) for ours, theirs in pairs]
     student_model = _with_outputs(student, [ours for ours, _ in pairs])
     teacher_model = _with_outputs(taught_by, [theirs for _, theirs in pairs])
@@ -125,11 +129,6 @@ def set_up(
         scales,
         settings,
     )
-
-
-def _named(student: Network, teacher: Network, pairs: Sequence[Pair]) -> list[tuple[LayerOutput, LayerOutput]]:
-    """Return the outputs of the layers in the settings."""
-    return [(_output(student, pair.student, "student"), _output(teacher, pair.teacher, "teacher")) for pair in pairs]
 
 
 def _output(network: Network, name: str, role: str) -> LayerOutput:

@@ -8,7 +8,7 @@ softened probabilities.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from compress.learning.context import Context
 from compress.learning.distillation.features import FeatureDistillation
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.distillation.teachers import Teacher, TeacherOutput
-from compress.learning.training.batches import Augment
+from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import Batch, Loss, TrainingSettings, label_loss
 from compress.learning.training.phases import BUILD
 from compress.tasks.base import Head
@@ -128,25 +128,8 @@ def precompute(
     if path is not None and path.exists():
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
             return {split: saved[split] for split in splits}
-    targets = _targets_of(head, teachers, temperature, {split: context.data.inputs(split) for split in splits}, context)
-    if path is not None:
-        content = io.BytesIO()
-        np.savez(content, **{str(split): rows for split, rows in targets.items()})  # type: ignore[arg-type]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getvalue())
-    return targets
-
-
-def _targets_of(
-    head: Head,
-    teachers: Sequence[Teacher],
-    temperature: float,
-    inputs: Mapping[Split, NDArray[np.float32]],
-    context: Context,
-) -> dict[Split, NDArray[np.float32]]:
-    """Run the teachers on all samples, in batches; return their soft targets."""
-    done = 0
-    total = sum(len(samples) for samples in inputs.values())
+    inputs = {split: context.data.inputs(split) for split in splits}
+    done, total = 0, sum(len(samples) for samples in inputs.values())
     targets: dict[Split, NDArray[np.float32]] = {}
     with context.progress.phase(teachers_phase(context.data)):
         for split, samples in inputs.items():
@@ -158,6 +141,11 @@ def _targets_of(
                 done += len(part)
                 context.progress.update(done, total)
             targets[split] = np.concatenate(rows)
+    if path is not None:
+        content = io.BytesIO()
+        np.savez(content, **{str(split): rows for split, rows in targets.items()})  # type: ignore[arg-type]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
     return targets
 
 

@@ -35,6 +35,7 @@ divergences (`sensitivity`). uniform: keeps about the same share of every layer 
 ImportanceLosses = Sequence[NDArray[np.float64]]
 """For each layer group the importance that is lost at every width, from 0 to all; falls to 0."""
 _TINY = 1e-9
+"""Loss that counts as none, and the least share of importance; chosen far below the shares of single channels."""
 
 
 def importance_losses(prunable: PrunableNetwork, method: AllocationMethod) -> ImportanceLosses | None:

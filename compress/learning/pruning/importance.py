@@ -27,6 +27,7 @@ PACKAGE = "coralline"
 GATE = "ChannelGate"
 GATES = "channel_gates"
 _BATCH = 64
+"""Samples that are run at once; chosen: the result does not depend on it."""
 
 
 @dataclass(frozen=True)

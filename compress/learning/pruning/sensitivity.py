@@ -17,6 +17,7 @@ from compress.results.pruning import SensitivityCurve
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a layer group at which it is measured; the last one stands for its smallest width."""
 _BATCH = 64
+"""Samples that are run at once; chosen: the result does not depend on it."""
 Logits = NDArray[np.float32]
 
 

@@ -19,6 +19,7 @@ from compress.model.ir.passes.fold import split_activations
 from compress.model.ir.tensorflow import batch_signature, keras, run
 
 BATCH = 32
+"""Samples that are run at once, at most; chosen."""
 BATCH_BYTES = 1 << 27
 """Activations of a batch that are in memory at once; large models get smaller batches."""
 BINS = 4096
@@ -31,6 +32,7 @@ SMALLEST_REACH = 2.0**-100
 LARGEST_REACH = 2.0**100
 """Limits of histograms: values farther away are counted in the last bin."""
 OUTLYING = 3.0
+"""Ratio to the magnitude of 98% of the samples; chosen."""
 OUTLYING_OF_MOST = 30.0
 """Ratio to the magnitude of three quarters of the samples: clean data (photos, sounds, tables) stay below 10."""
 FAR = 3.0
@@ -199,9 +201,7 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
     mean, variance = (np.asarray(weight, np.float64) for weight in norms[0].weights[-2:])
     deviation = np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))
     axis = norms[0].config.get("axis", -1)
-    means = means_by_channel(network, [tensor], samples, axis)[tensor]
-    squares = means_by_channel(network, [tensor], samples, axis, squared=True)[tensor]
-    measured = np.sqrt(np.maximum(squares - means**2, 0))
+    means, measured = _means_and_deviations(network, tensor, samples, axis)
     return Misfit(float(np.median(np.abs(means - mean) / deviation)), float(np.median(measured / deviation)))
 
 
@@ -220,10 +220,18 @@ def preprocessing_error(network: Network, samples: NDArray[np.float32]) -> float
         return None
     biases = float(np.median(np.abs(first.weights[1])))
     tensor = LayerOutput(first.name)
-    means = means_by_channel(network, [tensor], samples)[tensor]
-    squares = means_by_channel(network, [tensor], samples, squared=True)[tensor]
-    spread = float(np.median(np.sqrt(np.maximum(squares - means**2, 0))))
+    _, deviations = _means_and_deviations(network, tensor, samples)
+    spread = float(np.median(deviations))
     return abs(float(np.log(max(spread, 1e-9) / biases))) if biases > 0 else None
+
+
+def _means_and_deviations(
+    network: Network, tensor: LayerOutput, samples: NDArray[np.float32], axis: int = -1
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean and the standard deviation of each channel of a tensor."""
+    means = means_by_channel(network, [tensor], samples, axis)[tensor]
+    squares = means_by_channel(network, [tensor], samples, axis, squared=True)[tensor]
+    return means, np.sqrt(np.maximum(squares - means**2, 0))
 
 
 def collect(

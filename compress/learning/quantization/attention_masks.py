@@ -74,7 +74,7 @@ def limited(network: Network, samples: NDArray[np.float32]) -> tuple[Network, li
             continue
         limit = _limit(ranges[mask.scores], mask.length)
         layer = network.layers[mask.layer]
-        lowest = _lowest(layer)
+        lowest = float(min(constant.min() for constant in _constants(layer).values()))
         if np.isfinite(limit) and lowest < -limit:
             network = network.edited({layer.name: _clipped(layer, limit)}, {})
             notes.append(
@@ -123,46 +123,34 @@ def _source(network: Network, tensor: LayerOutput) -> LayerOutput:
 
 
 def _is_marked(layer: Layer) -> bool:
-    is_product = spec_of(layer) == MULTIPLY and len(layer.calls) == 1
-    return is_product and len(layer.inputs()) == 1 and bool(_constants(layer))
+    """Return whether a layer multiplies one tensor by a constant."""
+    return spec_of(layer) == MULTIPLY and len(layer.calls) == len(layer.inputs()) == 1 and bool(_constants(layer))
 
 
-def _constants(layer: Layer) -> list[NDArray[Any]]:
-    """Return the constants among the operands of an operation, as they are added."""
-    operands = layer.calls[0]["args"]
-    signs = (1.0, SIGNS.get(spec_of(layer), 1.0))
-    found = [(sign, _array(operand)) for sign, operand in zip(signs, operands, strict=False)]
-    return [sign * array for sign, array in found if array is not None]
+def _constants(layer: Layer) -> dict[int, NDArray[Any]]:
+    """Return the constants among the operands of an operation, as they are added, by the number of the operand."""
+    constants = {}
+    for number, (sign, operand) in enumerate(zip(_signs(layer), layer.calls[0]["args"], strict=False)):
+        if isinstance(operand, int | float):
+            constants[number] = sign * np.asarray(operand)
+        elif isinstance(operand, Mapping) and operand.get("class_name") in ARRAYS:
+            constants[number] = sign * np.asarray(operand["config"]["value"], np.float32)
+    return constants
 
 
-def _array(operand: Any) -> NDArray[Any] | None:
-    """Return an operand as an array; None if it is no constant."""
-    if isinstance(operand, int | float):
-        return np.asarray(operand)
-    if isinstance(operand, Mapping) and operand.get("class_name") in ARRAYS:
-        return np.asarray(operand["config"]["value"], np.float32)
-    return None
-
-
-def _lowest(layer: Layer) -> float:
-    return float(min(array.min() for array in _constants(layer)))
+def _signs(layer: Layer) -> tuple[float, float]:
+    return 1.0, SIGNS.get(spec_of(layer), 1.0)
 
 
 def _clipped(layer: Layer, limit: float) -> Layer:
     """Return the operation with its constant not below the limit."""
-    call = dict(layer.calls[0])
-    operands = []
-    for sign, operand in zip((1.0, SIGNS.get(spec_of(layer), 1.0)), call["args"], strict=False):
-        array = _array(operand)
-        if array is None:
-            operands.append(operand)
-            continue
-        clipped = sign * np.maximum(sign * array, -limit)
+    operands = [*layer.calls[0]["args"]]
+    for number, added in _constants(layer).items():
+        value = (_signs(layer)[number] * np.maximum(added, -limit)).tolist()
+        operand = operands[number]
         is_array = isinstance(operand, Mapping)
-        operands.append(
-            {**operand, "config": {**operand["config"], "value": clipped.tolist()}} if is_array else clipped.item()
-        )
-    return replace(layer, calls=({**call, "args": [*operands, *call["args"][2:]]},))
+        operands[number] = {**operand, "config": {**operand["config"], "value": value}} if is_array else value
+    return replace(layer, calls=({**layer.calls[0], "args": operands},))
 
 
 def limited_graph(graph: Graph, feeds: Sequence[Feed]) -> Graph:

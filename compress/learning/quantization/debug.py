@@ -25,16 +25,20 @@ SHIFTS = " (bias shifts)"
 HARMFUL = 0.1
 """Share of the error above which bias shifts are reported as a cause."""
 UNEVEN = 8.0
+"""Ratio of the largest to the median output of a dense layer above which one scale is reported; chosen: 3 of 8 bits."""
 WIDE = 4.0
 """Ratio to the range of 99.9% of the values above which a range is too wide."""
 IMBALANCED = 32.0
 """Ratio of the largest to the median channel above which channels are imbalanced."""
 DEAD = 0.25
+"""Share of channels that are always 0 above which they are reported; chosen."""
 MOST_SAMPLES = 32
 LEAST_SAMPLES = 4
+"""Limits of the number of samples; chosen."""
 MOST_MACS = 20_000_000_000
 """Multiply-accumulates for a table of errors: about ten seconds of one core."""
 SATURATED = 0.01
+"""Share of clipped values above which they are reported; chosen."""
 
 
 def affordable_samples(network: Network, macs: int) -> int:

@@ -31,6 +31,7 @@ from compress.model.ir.layer_specs import MULTIPLY, RELU, spec_of
 Factors = NDArray[np.float64]
 """By channel number, the divisor of the layer that computes the channel; layers that use it multiply by the same."""
 MAX_ROUNDS = 20
+"""Chosen; the rounds end sooner where no factor changes by more than 1%."""
 LIMIT = 1e4
 """Largest factor: a channel that needs more is dead, not small."""
 BOUNDED = frozenset({"sigmoid", "tanh", "relu6"})
@@ -138,12 +139,17 @@ def careful(
         channels: from `follow`.
         largest: by `clipped` tensor the largest value of each of its channels, on all calibration samples.
     """
+    reached = _reached(channels, largest)
+    least = np.minimum(reached / (CEILING * HEADROOM), 1.0)
+    return replace(channels, pinned=channels.pinned | (reached >= CEILING * 0.999)), least
+
+
+def _reached(channels: ChannelGroups, largest: Mapping[LayerOutput, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return by channel number the largest value of all channels of its group."""
     reached = np.zeros(len(channels.group))
     for tensor, magnitudes in largest.items():
         np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
-    reached = reached[channels.group]
-    least = np.minimum(reached / (CEILING * HEADROOM), 1.0)
-    return replace(channels, pinned=channels.pinned | (reached >= CEILING * 0.999)), least
+    return reached[channels.group]
 
 
 def from_weights(network: Network, channels: ChannelGroups, least: Factors | float = 0.0) -> Factors:
@@ -172,13 +178,11 @@ def from_activations(
         share: the part of the imbalance of activations that moves into the weights, from 0 to 1.
         least: by channel number the smallest factor.
     """
-    reached = np.zeros(len(channels.group))
-    for tensor, magnitudes in largest.items():
-        np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
+    reached = _reached(channels, largest)
 
     def largest_outputs(current: Network, total: Factors) -> NDArray[np.float64]:
         del current
-        return reached[channels.group] / total
+        return reached / total
 
     return _balanced(network, channels, largest_outputs, share, least)
 

@@ -25,6 +25,7 @@ from compress.model.tflite.graph import NONE, Graph, Operator, Quantization, Ten
 _STEP = 0.01
 """The relative distance of the ranges by which points are recognized."""
 _TOLERANCE = 1e-5
+"""The relative difference of scales that are the same; chosen between rounding to float32 and `_STEP`."""
 _ROUNDING = 1e-5
 """The relative difference of a scale from the requested one that rounding to float32 explains."""
 _INT8_RANGE = (-128, 127)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -170,15 +170,15 @@ def _by_plan(
         FloatOperatorsError: an operator would stay float.
     """
     canonical = fold.canonical(network)
-    phases = _SearchPhases.of(settings, len(samples))
-    progress.plan(*(phases.searched(settings) if plan is None else ()), phases.verification, phases.layers)
+    phases = _search_phases(settings, len(samples))
+    progress.plan(*(phases.values() if plan is None else ()), VERIFICATION, LAYERS)
     as_file = file_outputs if settings.search == "full" else None
     search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
     if plan is not None:
         found = search.finished(plan)
     else:
         found = _found(search, network, settings, phases)
-        with progress.phase(phases.verification):
+        with progress.phase(VERIFICATION):
             verified = search.verified(found)
         if verified is not None:
             found = verified
@@ -186,7 +186,7 @@ def _by_plan(
             warning = "the simulation differs from the .tflite file: the search was repeated with files"
             note(warning)
             search = replace(search, as_file=file_outputs)
-            progress.plan(*phases.searched(settings), phases.layers)
+            progress.plan(*phases.values(), LAYERS)
             found = _found(search, network, settings, phases)
             found = replace(found, warnings=(*found.warnings, warning))
     for gate in separated_gates(canonical, found.plan):
@@ -202,7 +202,7 @@ def _by_plan(
         skipped=found.skipped,
         warnings=found.warnings,
     )
-    with progress.phase(phases.layers):
+    with progress.phase(LAYERS):
         return described(result, canonical, found.plan, held_out, search.simulation(found.plan), progress)
 
 
@@ -226,75 +226,59 @@ def described(
     return replace(result, network=network, plan=plan, layer_errors=tuple(errors))
 
 
-@dataclass(frozen=True)
-class _SearchPhases:
-    """The phases of the search, and of what follows it; costs in the unit of `compress.learning.training.phases`."""
+VERIFICATION = Phase("check of the simulation", BUILD)
+LAYERS = Phase("errors of the layers", BUILD, unit="tensor")
 
-    ranges: Phase
-    equalization: Phase
-    gates: Phase
-    bias: Phase
-    rounding: Phase
-    verification: Phase
-    layers: Phase
 
-    @classmethod
-    def of(cls, settings: PostTrainingSettings, samples: int) -> _SearchPhases:
-        """Return the phases for a number of calibration samples."""
-        candidate = FIRST_SAMPLES + (BUILD if settings.search == "full" else 0.0)
-        methods = len(METHODS) if settings.ranges == "auto" else 1
-        return cls(
-            ranges=Phase("activation ranges", BUILD + samples + methods * candidate),
-            equalization=Phase("equalization", 3 * candidate),
-            gates=Phase("separate gates", candidate),
-            bias=Phase("bias correction", BUILD / 2 + candidate, unit="layer"),
-            rounding=Phase("AdaRound", 2 * BUILD + BACKWARD * adaround.STEPS * adaround.BATCH, unit="layer"),
-            verification=Phase("check of the simulation", BUILD),
-            layers=Phase("errors of the layers", BUILD, unit="tensor"),
-        )
+def _search_phases(settings: PostTrainingSettings, samples: int) -> dict[str, Phase]:
+    """Return the phases of the search with a number of calibration samples, by name.
 
-    def searched(self, settings: PostTrainingSettings) -> list[Phase]:
-        """Return the phases of the search with these settings."""
-        used = (
-            (self.ranges, True),
-            (self.equalization, settings.equalize == "auto"),
-            (self.gates, settings.equalize == "auto" and settings.separate_gates == "auto"),
-            (self.bias, settings.correct_bias == "auto"),
-            (self.rounding, settings.rounding == "adaround"),
-        )
-        return [phase for phase, is_used in used if is_used]
+    The costs are in the unit of `compress.learning.training.phases`.
+    """
+    candidate = FIRST_SAMPLES + (BUILD if settings.search == "full" else 0.0)
+    methods = len(METHODS) if settings.ranges == "auto" else 1
+    phases = [Phase("activation ranges", BUILD + samples + methods * candidate)]
+    if settings.equalize == "auto":
+        phases.append(Phase("equalization", 3 * candidate))
+    if settings.equalize == "auto" and settings.separate_gates == "auto":
+        phases.append(Phase("separate gates", candidate))
+    if settings.correct_bias == "auto":
+        phases.append(Phase("bias correction", BUILD / 2 + candidate, unit="layer"))
+    if settings.rounding == "adaround":
+        cost = 2 * BUILD + BACKWARD * adaround.STEPS * adaround.BATCH
+        phases.append(Phase("AdaRound", cost, unit="layer"))
+    return {phase.name: phase for phase in phases}
 
 
 def search_cost(settings: PostTrainingSettings, samples: int) -> float:
     """Return the expected cost of `quantize`."""
-    phases = _SearchPhases.of(settings, samples)
-    parts = [*phases.searched(settings), phases.verification, phases.layers]
-    return sum(phase.weight for phase in parts)
+    phases = [*_search_phases(settings, samples).values(), VERIFICATION, LAYERS]
+    return sum(phase.weight for phase in phases)
 
 
-def _found(search: Search, network: Network, settings: PostTrainingSettings, phases: _SearchPhases) -> Found:
+def _found(search: Search, network: Network, settings: PostTrainingSettings, phases: Mapping[str, Phase]) -> Found:
     """Try what the settings allow, and keep what helps."""
     phase = search.progress.phase
     # Factors would give each channel of a clustered kernel other values than its neighbours'.
     clustered = any(kernel.clustered for kernel in weight_sparsity.by_layer(network).values())
     equalizes = settings.equalize == "auto" and not clustered
     methods = [*METHODS] if settings.ranges == "auto" else [settings.ranges]
-    with phase(phases.ranges):
+    with phase(phases["activation ranges"]):
         state = search.ranges(methods)
     equalized_with: set[str] = set()
     # The best method for channels of very different sizes may not be the best one for equalized channels.
     while equalizes and state.range_method not in equalized_with:
         equalized_with.add(state.range_method)
-        with phase(phases.equalization):
+        with phase(phases["equalization"]):
             state = _with_best_ranges(search, state, search.equalized(state), methods)
     if equalizes and settings.separate_gates == "auto":
-        with phase(phases.gates):
+        with phase(phases["separate gates"]):
             state = _with_best_ranges(search, state, search.with_separated_gates(state), methods)
     if settings.correct_bias == "auto":
-        with phase(phases.bias):
+        with phase(phases["bias correction"]):
             state = search.with_corrected_biases(state)
     if settings.rounding == "adaround":
-        with phase(phases.rounding):
+        with phase(phases["AdaRound"]):
             state = search.with_adaround(state)
     return state.found
 

@@ -19,6 +19,7 @@ Method = Callable[[Statistics, str], Range]
 SAMPLE_PERCENT = 98.0
 """Percentile of the samples' extremes: fewer than one corrupt sample in fifty change nothing."""
 VALUE_PERCENT = 99.99
+"""Percentile of the values: one value in ten thousand saturates at each end; usual in calibration tools."""
 SHRINKS = np.linspace(0.3, 1.0, 57)
 """Parts of the full range that are tried as an end."""
 

@@ -34,6 +34,7 @@ from compress.model.ir.tensorflow import keras, run
 Factors = NDArray[np.float64]
 NAME = "squeeze_and_excite"
 BATCH = 16
+"""Samples that are run at once; chosen: the result does not depend on it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Augmentation that changes the values of samples: brightness, contrast, saturation, an erased rectangle, mixup.
+"""Augmentation: random changes of the training samples.
 
 The images are preprocessed: their values have any range. So the strength of a change is a fraction of the range of the
 training samples, and results are limited to that range.
@@ -6,12 +6,16 @@ training samples, and results are limited to that range.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from compress.core.errors import StageError
+from compress.core.settings import Settings
 from compress.data import rows
+from compress.tasks import moved_images
 from compress.tasks.base import Change, Draws
 
 LOOKED_AT = 256
@@ -20,24 +24,70 @@ SIDES = (0.5, 2.0)
 """Ratio of height and width of an erased rectangle."""
 
 
-class ValueChanges(Protocol):
-    """Settings of the augmentation that are used here (`compress.learning.training.batches.Augment`)."""
+class Augment(Settings):
+    """Settings of the augmentation: random changes of the training samples."""
+
+    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest shift in each direction, as a fraction of the image's size."""
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Largest rotation, in degrees."""
+    zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest change of scale, as a fraction."""
+    flip: bool = False
+    """Flip images horizontally at random."""
+    brightness: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest value that is added to an image, as a fraction of the range of the training samples."""
+    contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the contrast, as a fraction: differences from the mean of the image are multiplied by 1 - c to
+    1 + c."""
+    saturation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the saturation of colour images, as a fraction: differences from grey are multiplied by 1 - s
+    to 1 + s."""
+    erase: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest part of the image that a rectangle covers with the mean of the image, as a fraction of its area. Source:
+    Zhong et al., Random Erasing Data Augmentation, 2017."""
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Mix pairs of samples and their losses in random shares, from the distribution Beta(mixup, mixup); 0.2 is usual.
+    Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018."""
 
     @property
-    def brightness(self) -> float:
-        """Largest added value, a fraction of the range."""
+    def moves_pixels(self) -> bool:
+        """Whether it moves parts of an image to another position."""
+        return bool(self.shift or self.rotate or self.zoom or self.flip)
 
     @property
-    def contrast(self) -> float:
-        """Largest change of the contrast, a fraction."""
+    def changes_values(self) -> bool:
+        """Whether it changes the values of pixels in their place."""
+        return bool(self.brightness or self.contrast or self.saturation or self.erase)
 
-    @property
-    def saturation(self) -> float:
-        """Largest change of the saturation, a fraction."""
 
-    @property
-    def erase(self) -> float:
-        """Largest erased part of the area, a fraction."""
+def changes(augment: Augment, inputs: NDArray[np.float32], task_change: Change | None) -> dict[int, Change]:
+    """Return the changes of the training samples, by a number that selects their random numbers.
+
+    The task may have a change of its own, which moves the targets with the images.
+
+    Raises:
+        StageError: the settings change images, and the samples are not images.
+    """
+    if (augment.moves_pixels or augment.changes_values) and inputs.ndim != 4:
+        raise StageError(
+            f"augment changes images, and the samples are {list(inputs.shape[1:])}",
+            allowed="[height, width, channels]; mixup for any samples",
+            hint="remove augment",
+        )
+    chosen: dict[int, Change] = {}
+    if task_change is not None:
+        chosen[0] = task_change
+    elif augment.moves_pixels:
+        chosen[0] = lambda images, targets, draws: (
+            moved_images.moved(images, moved_images.drawn(augment, draws)),
+            targets,
+        )
+    if augment.changes_values:
+        chosen[1] = value_changes(augment, value_range(inputs))
+    if augment.mixup:
+        chosen[2] = mixup(augment.mixup)
+    return chosen
 
 
 def value_range(inputs: NDArray[np.float32]) -> tuple[float, float]:
@@ -47,7 +97,7 @@ def value_range(inputs: NDArray[np.float32]) -> tuple[float, float]:
     return float(samples.min()), float(samples.max())
 
 
-def value_changes(augment: ValueChanges, limits: tuple[float, float]) -> Change:
+def value_changes(augment: Augment, limits: tuple[float, float]) -> Change:
     """Return a function: (images [n, height, width, channels], targets, random numbers) -> changed images, targets."""
     import tensorflow as tf
 

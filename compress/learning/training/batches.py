@@ -19,7 +19,7 @@ from compress.core.errors import StageError
 from compress.core.settings import Settings
 from compress.data import rows
 from compress.learning.training import augmentation
-from compress.tasks import moved_images
+from compress.learning.training.augmentation import Augment
 from compress.tasks.base import Change, Draws
 
 VALIDATION_BATCH = 32
@@ -28,43 +28,6 @@ READ_AHEAD = 8
 """Number of batches that are prepared ahead: on busy cores a thread may have to wait."""
 THREADS = os.cpu_count() or 1
 """Number of threads that prepare batches."""
-
-
-class Augment(Settings):
-    """Settings of the augmentation: random changes of the training samples."""
-
-    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest shift in each direction, as a fraction of the image's size."""
-    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Largest rotation, in degrees."""
-    zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest change of scale, as a fraction."""
-    flip: bool = False
-    """Flip images horizontally at random."""
-    brightness: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Largest value that is added to an image, as a fraction of the range of the training samples."""
-    contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Largest change of the contrast, as a fraction: differences from the mean of the image are multiplied by 1 - c to
-    1 + c."""
-    saturation: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Largest change of the saturation of colour images, as a fraction: differences from grey are multiplied by 1 - s
-    to 1 + s."""
-    erase: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest part of the image that a rectangle covers with the mean of the image, as a fraction of its area. Source:
-    Zhong et al., Random Erasing Data Augmentation, 2017."""
-    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Mix pairs of samples and their losses in random shares, from the distribution Beta(mixup, mixup); 0.2 is usual.
-    Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018."""
-
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether it moves parts of an image to another position."""
-        return bool(self.shift or self.rotate or self.zoom or self.flip)
-
-    @property
-    def changes_values(self) -> bool:
-        """Whether it changes the values of pixels in their place."""
-        return bool(self.brightness or self.contrast or self.saturation or self.erase)
 
 
 class Shares(NamedTuple):
@@ -102,6 +65,11 @@ class EpochSettings(Settings):
     augment: Augment = Augment()
     """Random changes of the training images."""
 
+    @property
+    def trained_share(self) -> float:
+        """The part of the training split that is trained on."""
+        return 1.0
+
     def batches_per_epoch(self, samples: int) -> int:
         """Return the number of batches in one epoch; the last one may be smaller."""
         return -(-samples // self.batch_size)
@@ -138,18 +106,12 @@ def batches(
 
     samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
     augment = settings.augment
-    _refuse_other_samples(augment, inputs.shape[1:])
-    changes: list[Change | None] = [
-        task_change or (_moving(augment) if augment.moves_pixels else None),
-        augmentation.value_changes(augment, augmentation.value_range(inputs)) if augment.changes_values else None,
-        augmentation.mixup(augment.mixup) if augment.mixup else None,
-    ]
+    changes = augmentation.changes(augment, inputs, task_change)
 
     def augmented(indices: Any, seeds: Any, size: Any, positions: Any) -> Any:
         samples, batch_targets = samples_at(indices)
-        for number, change in enumerate(changes):
-            if change is not None:
-                samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, positions))
+        for number, change in changes.items():
+            samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, positions))
         return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
@@ -264,26 +226,3 @@ def _order(
     order = random.permutation(samples)
     for start in range(0, samples, settings.batch_size):
         yield order[start : start + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
-
-
-def _refuse_other_samples(augment: Augment, shape: tuple[int, ...]) -> None:
-    """Refuse augmentation of images for samples of another form.
-
-    Raises:
-        StageError: the samples are not images.
-    """
-    if (augment.moves_pixels or augment.changes_values) and len(shape) != 3:
-        raise StageError(
-            f"augment changes images, and the samples are {list(shape)}",
-            allowed="[height, width, channels]; mixup for any samples",
-            hint="remove augment",
-        )
-
-
-def _moving(augment: Augment) -> Change:
-    """Return a function: (images, targets, random numbers) -> randomly moved images, unchanged targets."""
-
-    def change(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
-        return moved_images.moved(images, moved_images.drawn(augment, draws)), targets
-
-    return change

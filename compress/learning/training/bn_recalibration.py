@@ -35,10 +35,11 @@ SAMPLES = 1024
 COMPARED = 256
 """Number of training samples that show whether statistics are wrong."""
 BATCH = 64
+"""Samples of a batch whose statistics are averaged; chosen."""
 STATISTICS = Phase("batch norm statistics", unit="sample")
 
 
-def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
+def recalibrate_batch_norms(model: Any, context: Context) -> Facts:
     """Measure the statistics of all batch norms again, and keep them if validation is no worse.
 
     The model is changed in place; of several outputs of a classifier, the first is evaluated. The statistics are those
@@ -54,7 +55,7 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
         return {}
     old = [norm.get_weights() for norm in norms]
     before = validation_quality(model, context)
-    _measure_statistics(model, norms, context, samples)
+    _measure_statistics(model, norms, context, SAMPLES)
     after = validation_quality(model, context)
     kept = not after.is_worse_than(before)
     if not kept:
@@ -63,7 +64,7 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
     return {"batch_norms": {"kept": kept, **comparison(before, after)}}
 
 
-def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -> Facts:
+def compared_statistics(model: Any, context: Context) -> Facts:
     """Compare the statistics of all batch norms, which are changed, with those on training samples.
 
     Returns:
@@ -77,7 +78,7 @@ def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -
         return {}
     old = [norm.get_weights()[-2:] for norm in norms]
     before = validation_quality(model, context)
-    _measure_statistics(model, norms, context, samples)
+    _measure_statistics(model, norms, context, COMPARED)
     after = validation_quality(model, context)
     distances = [_distance(pair, norm) for pair, norm in zip(old, norms, strict=True)]
     others = float(np.median(distances[1:])) if len(distances) > 1 else None
@@ -164,6 +165,7 @@ def measuring(norm: Any) -> Iterator[None]:
 RESTORED_SAMPLES = 512
 """Number of training samples for the statistics."""
 RESTORED_BATCH = 32
+"""Samples that are computed at once; chosen: the statistics do not depend on it."""
 
 
 def with_measured_statistics(network: Network, norms: Sequence[str], context: Context) -> Network:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ from compress.data.types import Data, Split
 from compress.learning.context import Context
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import phases, schedules, strategies
-from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
+from compress.learning.training.augmentation import Augment
+from compress.learning.training.batches import EpochSettings, batches, held_out, validation_batch_size
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
@@ -39,6 +40,7 @@ from compress.tasks.base import Head, Specification, Use
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""
 GUESS_BATCH = 64
+"""Samples whose loss is computed at once; chosen: the result does not depend on it."""
 LARGE_TARGETS = 1 << 26
 """Bytes of targets above which a guess is made from the measured samples alone."""
 
@@ -125,6 +127,11 @@ class TrainingSettings(EpochSettings):
     """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
+
+    @property
+    def trained_share(self) -> float:
+        """The part of the training split that is trained on."""
+        return 1.0 if self.subset is None else self.subset.share
 
     def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
         """Return the methods that these settings use and that not every task has; the loss may use no labels."""
@@ -471,7 +478,8 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     soft_targets = dict(loss.soft_targets)
     if "train" in soft_targets:
         soft_targets["train"] = soft_targets["train"][indices]
-    return replace(loss, soft_targets=soft_targets), replace(context, data=Part(context.data, indices)), facts
+    part = cast(Data, Part(context.data, indices))
+    return replace(loss, soft_targets=soft_targets), replace(context, data=part), facts
 
 
 def _steps_per_execution(most: int, steps: int) -> int:
@@ -599,12 +607,8 @@ def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
 
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, float | None]:
-    return {name: _plain(value) for name, value in row.items()}
-
-
-def _plain(value: Any) -> float | None:
-    """Return a number for JSON; None if it is not finite."""
-    return round(float(value), 6) if np.isfinite(value) else None
+    """Return numbers for JSON; None for those that are not finite."""
+    return {name: round(float(value), 6) if np.isfinite(value) else None for name, value in row.items()}
 
 
 def _trainer_class(library: Any, model: Any, loss: Loss, replicas: int) -> type[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from compress.core.memory import Memory, size
 from compress.core.progress import Phase
 from compress.data.rows import mapped
 from compress.data.types import Data
-from compress.learning.training.subset import Subset
+from compress.learning.training.batches import EpochSettings
 from compress.model.ir.tensorflow import keras
 
 BACKWARD = 3.0
@@ -41,27 +41,15 @@ def validation_cost(data: Data) -> float:
     return float(len(data.labels("validation")))
 
 
-class Epochs(Protocol):
-    """Settings of a training (`compress.learning.training.loop.TrainingSettings`)."""
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs."""
-
-    @property
-    def subset(self) -> Subset | None:
-        """The part of the training split that is trained on."""
-
-
-def training(data: Data, settings: Epochs | None, name: str = "training") -> Phase:
+def training(data: Data, settings: EpochSettings | None, name: str = "training") -> Phase:
     """Return the phase of a training with these settings, validation included; without settings it costs nothing."""
     if settings is None:
         return Phase(name, 0.0)
-    share = 1.0 if settings.subset is None else settings.subset.share
-    return Phase(name, training_cost(data, settings.epochs, share) + 2 * validation_cost(data))
+    return Phase(name, training_cost(data, settings.epochs, settings.trained_share) + 2 * validation_cost(data))
 
 
 FLOAT_BYTES = 4
+"""Of a float32 value."""
 WEIGHT_COPIES = 4
 """The weights, their gradients, and two averages of Adam."""
 ACTIVATION_COPIES = 2

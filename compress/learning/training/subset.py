@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,79 +61,47 @@ class Subset(Settings):
         return max(round(self.share * samples), 1)
 
 
-@dataclass(frozen=True)
 class Part:
-    """A data set with a part of its training split (`compress.pipeline.stage.Data`).
+    """A data set with a part of its training split; everything else is that of the full data set.
 
-    Attributes:
+    Args:
         full: the full data set.
         indices: the selected samples of its training split.
     """
 
-    full: Data
-    indices: Indices
+    def __init__(self, full: Data, indices: Indices) -> None:
+        self._full, self._indices = full, indices
 
-    @property
-    def task(self) -> str:
-        """The name of the task."""
-        return self.full.task
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.full.class_names
-
-    @property
-    def preprocessing(self) -> list[dict[str, Any]]:
-        """The preprocessing steps."""
-        return self.full.preprocessing
-
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """The decoding of files on the device (`deploy.contract.decoding`)."""
-        return self.full.decoding
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one preprocessed sample."""
-        return self.full.input_shape
-
-    def summary(self) -> Facts:
-        """Return the summary of the full data set."""
-        return self.full.summary()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._full, name)
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
         """Return the preprocessed samples of a split; the selected part is in memory."""
-        samples = self.full.inputs(split)
-        return rows(samples, self.indices) if split == "train" else samples
+        samples = self._full.inputs(split)
+        return rows(samples, self._indices) if split == "train" else samples
 
     def describe(self, split: Split, index: int) -> str:
         """Return the name of a sample for people."""
-        return self.full.describe(split, int(self.indices[index]) if split == "train" else index)
+        return self._full.describe(split, int(self._indices[index]) if split == "train" else index)
 
     def raw(self, split: Split, indices: Indices) -> list[NDArray[Any]]:
         """Return some samples of a split without preprocessing."""
-        return self.full.raw(split, self.indices[indices] if split == "train" else indices)
+        return self._full.raw(split, self._indices[indices] if split == "train" else indices)
 
     def labels(self, split: Split) -> Indices:
         """Return the labels of a split."""
-        labels = self.full.labels(split)
-        return labels[self.indices] if split == "train" else labels
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether the samples have arrays as targets."""
-        return self.full.has_targets
+        labels = self._full.labels(split)
+        return labels[self._indices] if split == "train" else labels
 
     def targets(self, split: Split) -> NDArray[Any]:
         """Return the targets of a split."""
-        targets = self.full.targets(split)
-        return targets[self.indices] if split == "train" else targets
+        targets = self._full.targets(split)
+        return targets[self._indices] if split == "train" else targets
 
     def objects(self, split: Split) -> list[Objects]:
         """Return the objects of every sample of a split."""
-        objects = self.full.objects(split)
-        return [objects[int(index)] for index in self.indices] if split == "train" else objects
+        objects = self._full.objects(split)
+        return [objects[int(index)] for index in self._indices] if split == "train" else objects
 
 
 def at_random(count: int, labels: Indices, seed: int) -> Indices:
@@ -186,6 +153,7 @@ def _quotas(count: int, labels: Indices) -> list[tuple[Indices, int]]:
 
 FILE = "subset.npz"
 BATCH = 64
+"""Samples that a model computes at once; chosen: the result does not depend on it."""
 FEATURES = 256
 """Maximum number of features; more are projected, which keeps distances within some percent."""
 Trained = Callable[[int], Any]
@@ -212,8 +180,8 @@ def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         operation = tensor._keras_history.operation
     inner = library.Model(input_tensors(model), operation.input)
     rows = []
-    for batch in _batches(inputs):
-        values = np.asarray(run(inner, batch), np.float32)
+    for start in range(0, len(inputs), BATCH):
+        values = np.asarray(run(inner, inputs[start : start + BATCH]), np.float32)
         rows.append(values.mean(axis=(1, 2)) if values.ndim == 4 else values.reshape(len(values), -1))
     return _projected(np.concatenate(rows))
 
@@ -246,7 +214,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
         indices, seconds = saved
     else:
         began = time.monotonic()
-        indices = _choose(settings, count, head, (model, trained), context)
+        indices = _choose(settings, count, head, model, trained, context)
         seconds = time.monotonic() - began
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,13 +251,12 @@ def summary(facts: Facts, purpose: str = "training") -> str:
     )
 
 
-def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained], context: Context) -> Indices:
+def _choose(settings: Subset, count: int, head: Head, model: Any, trained: Trained, context: Context) -> Indices:
     labels = context.data.labels("train")
     if settings.by == "random":
         return at_random(count, labels, context.seed)
     if settings.by == "stratified":
         return stratified(count, labels, context.seed)
-    model, trained = models
     inputs = context.data.inputs("train")
     if settings.by == "coverage":
         return covering(count, labels, features(trained(0) if settings.of == "proxy" else model, inputs))
@@ -309,7 +276,3 @@ def fresh(model: Any, seed: int) -> Any:
         if isinstance(old, library.layers.Normalization):
             set_weights(new, old.get_weights())
     return copy
-
-
-def _batches(inputs: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    return (inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH))

@@ -15,6 +15,7 @@ from compress.tasks import task_of
 from compress.tasks.base import Quality
 
 BATCH = 64
+"""Samples that the model computes at once; chosen: the result does not depend on it."""
 
 
 def comparison(before: Quality, after: Quality) -> Facts:

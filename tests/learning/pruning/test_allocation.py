@@ -20,14 +20,18 @@ from compress.learning.pruning.cost import TrialConversion
 from compress.learning.pruning.layer_groups import MIN_WIDTH, Widths, layer_groups
 from compress.learning.pruning.objective import Allocation, Objective
 from compress.learning.pruning.prunable import PrunableNetwork, prepare
+from compress.learning.quantization import calibration, export
 from compress.model.ir import channel_groups as structure
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
+from compress.model.ir.passes import fold
 from compress.model.tflite import graph
+from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
+from compress.targets.edgetpu.legalize import legalize
 
 pytestmark = pytest.mark.tensorflow
 EDGETPU = load("edgetpu")
@@ -59,9 +63,6 @@ def grouped(keras: Any) -> Any:
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    from compress.learning.quantization import export
-    from compress.model.tflite import macs as arithmetic
-
     prunable = prepared(networks.randomized(builder(keras)))
     for keep in (1.0, 0.5):
         widths = allocated(prunable, Objective("macs", keep))
@@ -72,9 +73,6 @@ def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networ
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    from compress.learning.quantization import export
-    from compress.targets.edgetpu.legalize import legalize
-
     prunable = prepared(networks.randomized(builder(keras)))
     widths = allocated(prunable, Objective("macs", 0.6))
     model = keras_graph.build(prunable.pruned(widths))
@@ -141,17 +139,16 @@ def norm_of_an_output(keras: Any) -> Any:
     return keras.Model(image, [layers.Dense(5)(layers.GlobalAveragePooling2D()(y)), x])
 
 
-@pytest.mark.parametrize(
-    "builder",
-    [
-        norms_after_activations,
-        norms_of_dense_layers,
-        norms_of_concatenations,
-        norm_of_a_shared_layer,
-        norm_of_an_output,
-        networks.inverted_residual,
-    ],
+NORMS = (
+    norms_after_activations,
+    norms_of_dense_layers,
+    norms_of_concatenations,
+    norm_of_a_shared_layer,
+    norm_of_an_output,
 )
+
+
+@pytest.mark.parametrize("builder", [*NORMS, networks.inverted_residual])
 def test_batch_norms_cost_what_they_cost_in_the_file(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     prunable = prepared(model)
@@ -442,10 +439,6 @@ def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
 
 def quantized(model: Any) -> Graph:
     """Return the 8-bit file that `quantize` makes of a model, with other samples than a trial conversion has."""
-    from compress.learning.quantization import calibration, export
-    from compress.model.ir.passes import fold
-    from compress.targets.edgetpu.legalize import legalize
-
     steps, samples = fold.canonical(keras_graph.read(model)), noise(model, 40, seed=1)
     content = export.convert(steps, calibration.calibrate(steps, samples))
     return legalize(graph.parse(content), EDGETPU, [[sample[np.newaxis]] for sample in samples], io="INT8").graph
@@ -465,9 +458,6 @@ def equation(layers: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("unknown", [recurrent, attention, equation], ids=lambda builder: builder.__name__)
 def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
-    from compress.learning.quantization import export
-    from compress.model.tflite import macs as arithmetic
-
     layers = keras.layers
     inputs = keras.Input((8, 6))
     x = layers.Flatten()(unknown(layers, inputs))

@@ -48,9 +48,7 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, names: tuple
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_the_file_is_integer_computes_what_the_model_does_and_maps_to_the_edge_tpu(
-    keras: Any, builder: networks.Builder
-) -> None:
+def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
     model, _, content = quantized(keras, builder)
     expected = np.asarray(model(images(30)))
     actual = file_outputs(content, images(30))

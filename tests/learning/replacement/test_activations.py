@@ -11,7 +11,6 @@ import pytest
 from compress.learning.replacement import squeeze_excite
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.model.ir import keras_graph
-from compress.model.ir.keras_graph import LayerOutput
 from compress.model.ir.layer_specs.functions import Activation
 
 pytestmark = pytest.mark.tensorflow
@@ -271,20 +270,3 @@ def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
     new_model = keras_graph.build(net)
     assert new_model.output_shape == (None, 3)
     assert "Multiply" not in {layer.kind for layer in net.layers.values()}
-
-
-def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
-    layers = keras.layers
-    image = keras.Input((4,))
-    shared = layers.Dense(4, name="shared")
-    used = shared(layers.ReLU(name="unused")(shared(image)))
-    model = keras.Model(image, used)
-    net = keras_graph.read(model)
-    moved = net.edited({}, {LayerOutput("unused"): LayerOutput("shared")})
-    alive = keras_graph.without_unused_calls(moved)
-    assert set(alive.layers) == {net.inputs[0].layer if isinstance(net.inputs, list) else net.inputs.layer, "shared"}
-    assert len(alive.layers["shared"].calls) == 2
-    direct = keras_graph.without_unused_calls(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
-    assert len(direct.layers["shared"].calls) == 1
-    inputs = np.ones((1, 4), np.float32)
-    np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(inputs)), np.asarray(shared(inputs)), rtol=1e-6)

@@ -13,7 +13,8 @@ from blobs import Blobs, context
 from compress.data import rows
 from compress.data.types import Split
 from compress.learning.training import batches, loop
-from compress.learning.training.batches import Augment, EpochSettings, Shares
+from compress.learning.training.augmentation import Augment
+from compress.learning.training.batches import EpochSettings, Shares
 from compress.learning.training.loop import TrainingSettings
 from compress.tasks.classification import ClassificationHead
 

@@ -188,17 +188,6 @@ def test_batch_renormalization_keeps_its_deviation_in_step(keras: Any, tmp_path:
     np.testing.assert_allclose(norm.moving_stddev, np.sqrt(np.asarray(norm.moving_variance) + 1e-3), rtol=1e-5)
 
 
-def test_an_error_on_the_way_leaves_the_layers_as_keras_has_them(
-    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = network(keras)
-    monkeypatch.setattr(bn_recalibration, "rows_of", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        recalibrate_batch_norms(model, context(Blobs(), tmp_path))
-    norm = model.get_layer("first")
-    assert (norm.momentum, norm.renorm, "call" in vars(norm)) == (0.999, False, False)
-
-
 @pytest.mark.parametrize("more", [{"ema": 0.9}, {"early_stopping": 3}, {"precision": "mixed_bfloat16"}])
 def test_the_weights_that_come_out_are_those_that_are_measured(
     keras: Any, tmp_path: Path, more: dict[str, Any]

@@ -13,7 +13,8 @@ from blobs import Blobs, context
 from compress.core.errors import ModelError, StageError
 from compress.data.types import Split
 from compress.learning.training import augmentation, loop, transfer
-from compress.learning.training.batches import Augment, batches
+from compress.learning.training.augmentation import Augment
+from compress.learning.training.batches import batches
 from compress.learning.training.loop import Batch, Loss, Rate, TrainingSettings
 from compress.learning.training.transfer import TransferSettings
 from compress.model.importers.keras import keras_file
