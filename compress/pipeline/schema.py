@@ -321,8 +321,7 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
         if refusal := task.why_not(step.stage.uses()):
             what = f"stage {index + 1} ({step.stage.name}): {refusal.what}"
             refusals.append((("stages", index), refusal._replace(what=what)))
-        refusal = step.stage.refused_by_target(pipeline.target)
-        if refusal := refusal or step.stage.refused_by_execution(pipeline.head.execution):
+        if refusal := step.stage.refused_by_target(pipeline.target):
             raise root.error(refusal.what, "stages", index, step.stage.name, allowed=refusal.allowed, hint=refusal.hint)
     refusals += refused_budget(task, [*(pipeline.settings.get("budget") or {})])
     refusals += task.refused_settings(pipeline.settings)

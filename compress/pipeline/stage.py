@@ -16,7 +16,6 @@ from pydantic import Field
 
 from compress.core.artifact import Artifact, Facts, Kind
 from compress.core.errors import PipelineError
-from compress.core.execution import Execution
 from compress.core.settings import Settings
 from compress.learning.context import Context, Need
 from compress.targets.base import Target
@@ -112,11 +111,6 @@ class Stage(Work):
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the reason why a setting cannot be used with the target, or None."""
         del target
-        return None
-
-    def refused_by_execution(self, execution: Execution) -> Refusal | None:
-        """Return the reason why the stage cannot train as `execution` says, or None."""
-        del execution
         return None
 
     def needs_samples(self) -> bool:
