@@ -43,7 +43,7 @@ def _add_compare(subparsers: Subparsers) -> None:
 def compare(options: argparse.Namespace) -> int:
     """`python -m compress compare`."""
     from compress.report import run_comparison
-    from compress.report.record import read_record
+    from compress.results.run import read_record
 
     if not 2 <= len(options.runs) <= MOST_RUNS:
         raise PipelineError(f"compare: {len(options.runs)} runs", allowed=f"2 to {MOST_RUNS} runs")
@@ -126,6 +126,7 @@ def _measure(path: Path, samples: int, out: Path, store: str | None) -> tuple[di
     """
     from compress.core.errors import StageError
     from compress.pipeline import runner
+    from compress.pipeline.execution import LOG
     from compress.pipeline.schema import SensitivitySettings, load
     from compress.pipeline.shared_store import store_in
     from compress.surface.cli.console import Console
@@ -149,7 +150,7 @@ def _measure(path: Path, samples: int, out: Path, store: str | None) -> tuple[di
     name = pipeline.head.name[: 64 - len(SENSITIVITY)] + SENSITIVITY
     head = pipeline.head.model_copy(update={"name": name, "measure": measured})
     shared = store_in(out, store)
-    with Console(out / name / runner.LOG) as console:
+    with Console(out / name / LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console, store=shared)
     sensitivity = record.to_json()["sensitivity"]
