@@ -23,7 +23,8 @@ from stage_pages import purpose  # noqa: E402
 from compress import targets  # noqa: E402
 from compress.core import errors  # noqa: E402
 from compress.core.execution import Execution  # noqa: E402
-from compress.data.dataset import SOURCES, Splitting  # noqa: E402
+from compress.data.dataset import Splitting  # noqa: E402
+from compress.data.sources import SOURCES  # noqa: E402
 from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys, SearchSettings  # noqa: E402
 from compress.surface.cli import manual  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
