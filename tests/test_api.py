@@ -44,7 +44,6 @@ def test_the_examples(project: Path) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras, in model.save
 def test_the_example_of_load_model(project: Path) -> None:
     import numpy as np
 
@@ -109,7 +108,6 @@ def test_the_package_itself_is_light() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras, in model.save
 def test_the_example_of_a_model_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keras: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,6 @@ from compress.surface.cli import main
 from deploy.runner.answers import NamedOutputs
 from deploy.runner.model import Model
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras' model.save
 KEYS = {
     *("schema_version", "model", "task", "preprocess", "outputs", "placement", "latency_ms", "verdict", "warnings"),
     "files",

@@ -107,7 +107,6 @@ def test_threads_prepare_batches_in_bursts(
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
     from compress.learning.training import loop

@@ -28,7 +28,7 @@ from compress.data.sources import ImageFolder
 from compress.surface.cli.main import main
 from deploy.runner import images
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.tensorflow
 
 MANUAL = ROOT / "docs" / "typical_mistakes.md"
 ROWS = re.findall(r"^\| (.+?) \| (.+?) \|$", MANUAL.read_text(), re.MULTILINE)[1:]

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 PAGE = ROOT / "docs" / "streaming.md"
 
 

@@ -27,10 +27,7 @@ from compress.tasks.detection import Detection
 from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 SIDE = 64
 

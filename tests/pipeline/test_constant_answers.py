@@ -234,7 +234,6 @@ def test_a_training_that_diverges(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own, in model.save
 def test_a_quantization_that_destroys_the_model(tmp_path: Path) -> None:
     import keras
 

@@ -184,7 +184,6 @@ def test_what_is_not_recognized_is_refused_with_what_is(tmp_path: Path, name: st
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_model_of_other_classes_gets_a_new_head(keras: Any, tmp_path: Path) -> None:
     layers = keras.layers
     image = keras.Input((96, 96, 3))
@@ -224,7 +223,6 @@ def bright_photos(folder: Path, classes: int, order: list[int] | None = None) ->
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize(
     ("largest", "order", "said"),
     [
@@ -250,7 +248,6 @@ def test_a_model_is_tried_on_the_data(
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_quantized_model_that_fits_is_compiled_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 1), 2))
     data = photos(tmp_path / "shop", {"apple": 20, "pear": 20}, side=8)
@@ -278,7 +275,6 @@ def test_a_quantized_model_without_layers_is_still_compiled(tmp_path: Path) -> N
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize(("scale", "zero", "expected"), [(1 / 128, 0, [-1, 1]), (1.0, -128, None)])
 def test_the_range_of_a_quantized_input_is_that_of_the_photos(
     tmp_path: Path, scale: float, zero: int, expected: list[int] | None
@@ -299,7 +295,6 @@ def test_the_range_of_a_quantized_input_is_that_of_the_photos(
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_sounds_for_a_model_of_another_shape_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 2), 2))
     np.savez(tmp_path / "sound.npz", x=np.zeros((40, 100, 2), np.float32), y=np.arange(40) % 2)

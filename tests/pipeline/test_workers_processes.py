@@ -13,10 +13,7 @@ import worker_processes
 
 from compress.surface import api
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own
-]
+pytestmark = pytest.mark.tensorflow
 
 PROGRAM = """
 import os, signal, sys

@@ -110,7 +110,6 @@ CASES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task}-{case.builder}")
 @pytest.mark.essential
 def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -> None:

@@ -15,8 +15,6 @@ from compress.pipeline.schema import load
 from compress.tasks.output_forms import OutputForm
 from compress.tasks.outputs import ByOutput, OutputsTask
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
-
 PIPELINE = """
 schema_version: 1
 name: any

@@ -155,7 +155,6 @@ budget: {mae_increase: 3}
 """
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.essential
 def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     images, sizes = bars(400)

@@ -14,7 +14,6 @@ from compress.model.ir.tensorflow import run
 from compress.tasks.split_outputs import split_outputs
 
 SAMPLES = np.random.default_rng(0).random((16, 6, 5, 3), np.float32)
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras' model.save
 
 
 def detector(keras: Any, form: str = "last", scale: float = 640.0) -> Any:

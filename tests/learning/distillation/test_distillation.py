@@ -21,10 +21,7 @@ from compress.learning.training.batches import Augment
 from compress.learning.training.loop import Batch, TrainingSettings
 from compress.tasks.classification import ClassificationHead
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 ALONE = DistillationSettings(temperature=2.0, weight=1.0)
 SETTINGS = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02)

@@ -24,10 +24,7 @@ from compress.pipeline.stages.train import Train
 from compress.targets import load
 from compress.tasks.classification import ClassificationHead
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 GENTLE = {"epochs": 6, "batch_size": 16, "learning_rate": 0.01}
 
 

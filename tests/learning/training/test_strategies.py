@@ -26,10 +26,7 @@ from compress.learning.training import loop, strategies
 from compress.learning.training.batches import validation_batch_size
 from compress.learning.training.strategies import Devices
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own
-]
+pytestmark = pytest.mark.tensorflow
 
 TRAINED = """
 import json, sys

@@ -153,7 +153,6 @@ def test_before_its_start_a_layer_does_not_change(keras: Any, tmp_path: Path) ->
     assert result == {"norm", "second", "head"}  # the first layer would start at the end
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("functional of sequential", "float32"), *((name, "mixed_bfloat16") for name in LAYOUTS)],

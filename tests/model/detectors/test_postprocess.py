@@ -228,7 +228,6 @@ stages: {stages}
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path, quantized: bool) -> None:
     images = np.random.default_rng(0).random((64, SIDE, SIDE, 3), np.float32)
@@ -300,7 +299,6 @@ def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_file_is_exported_without_a_pipeline(keras: Any, tmp_path: Path, quantized: bool) -> None:
     images = np.random.default_rng(0).random((32, SIDE, SIDE, 3), np.float32)

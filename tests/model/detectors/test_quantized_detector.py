@@ -26,7 +26,6 @@ from deploy.runner.model import Model
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Statistics for quantized inputs:UserWarning"),  # from the converter
 ]
 NAMES = ("cat", "dog", "bird")

@@ -576,7 +576,6 @@ def test_masks_are_not_probed_location_by_location(keras: Any, monkeypatch: pyte
     assert detector_model(keras.Model(image, enlarged)) is None
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize(("build", "bgr"), [(yolov8, False), (yolox, True)])
 def test_an_export_takes_photos_as_the_family_does(
     keras: Any, tmp_path: Path, build: Callable[[Head], Any], bgr: bool
@@ -599,7 +598,6 @@ def test_an_export_takes_photos_as_the_family_does(
     assert opened.detector.specification["code"] == ("yolox" if bgr else "dfl")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
     yolov5_raw(Head(keras)).save(tmp_path / "raw.keras")
     result = compress.export(tmp_path / "raw.keras", out=tmp_path / "out", target="cpu", detector="yolov5")

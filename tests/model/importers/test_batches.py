@@ -15,7 +15,6 @@ from compress.model.importers.common import batches
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
     pytest.mark.filterwarnings("ignore:You are using a softmax over axis"),
 ]
 Mix = Callable[[Any, Any], Any]

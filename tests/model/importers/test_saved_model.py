@@ -24,10 +24,7 @@ from compress.model.tflite import graph
 from compress.model.tflite.comparison import Runner
 from compress.pipeline.stages.load import ConvertSavedModel, LoadKeras, stage_for
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 Make = Callable[..., Path]
 
 

@@ -27,10 +27,7 @@ from deploy.runner import accuracy, golden
 from deploy.runner.model import Model
 from deploy.runner.runtime import RuntimeOptions
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 BUILDER = """
 import keras
@@ -271,7 +268,6 @@ def test_a_detector_with_anchors_of_another_model_is_refused(finished_run: tuple
         changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4, 4]))
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 def test_a_detector_is_pruned_and_distilled(tmp_path: Path) -> None:
     (tmp_path / "finder.py").write_text(BUILDER)
     stages = [

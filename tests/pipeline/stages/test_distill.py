@@ -22,8 +22,6 @@ from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.load import Origin
 from compress.pipeline.stages.quantize import QatSettings, Quantize
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras', in model.save
-
 BUILDER = """
 import keras
 

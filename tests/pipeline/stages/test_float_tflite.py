@@ -15,10 +15,7 @@ from compress.learning.quantization import export
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 
 
 def classifier(resize: bool, outputs: int = 1) -> bytes:

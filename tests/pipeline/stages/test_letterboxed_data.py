@@ -20,10 +20,7 @@ from deploy.runner import accuracy, golden
 from deploy.runner.model import Model
 from deploy.runner.runtime import RuntimeOptions
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 BUILDER = """
 import keras

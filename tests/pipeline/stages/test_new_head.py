@@ -16,10 +16,7 @@ from compress.model.importers.keras import keras_file
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 
 
 def backbone(keras: Any, classes: int = 7) -> Any:

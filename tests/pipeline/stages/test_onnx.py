@@ -19,10 +19,7 @@ from compress.model.tflite import graph
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 
 
 def project(folder: Path, nodes: list[Any], *stages: object) -> Path:

@@ -27,10 +27,7 @@ from compress.pipeline.stages.prune import Prune
 from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.targets import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,7 @@ from compress.pipeline.stages.load import Build
 from compress.pipeline.stages.quantize import Quantize
 from compress.targets import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 PLAIN = Quantize(ranges="minmax", equalize="off", correct_bias="off")
 Images = NDArray[np.float32]

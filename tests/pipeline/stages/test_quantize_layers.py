@@ -20,10 +20,7 @@ from compress.pipeline.stages.quantize import QatSettings, Quantize
 from compress.targets import load
 from compress.targets.edgetpu.placement import place
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, not ours
-]
+pytestmark = pytest.mark.tensorflow
 
 
 def quantized(model: Any, folder: Path, stage: Quantize) -> tuple[Facts, tiny.Notes]:

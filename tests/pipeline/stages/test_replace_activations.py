@@ -28,10 +28,7 @@ from compress.targets import load
 from compress.targets.edgetpu.check import check
 from deploy.contract.preprocessing import Preprocessing
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 
 
 class Digits:

@@ -18,10 +18,7 @@ from compress.pipeline.stages import working_model
 from compress.pipeline.stages.quantize import Quantize
 from compress.targets import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
-]
+pytestmark = pytest.mark.tensorflow
 PLAIN = Quantize(ranges="minmax", equalize="off", correct_bias="off")
 
 

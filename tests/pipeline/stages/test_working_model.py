@@ -14,7 +14,6 @@ from compress.pipeline.stages import working_model
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_no_name_makes_the_archive_an_hdf5_file_too(keras: Any, tmp_path: Path) -> None:
     """HDF5 looks for its signature at 512 bytes and at every doubling; the weights must not begin there."""
     starts = []

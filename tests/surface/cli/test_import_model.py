@@ -31,7 +31,6 @@ def real(name: str) -> Path:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_is_imported_and_imported_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.keras"
     np.save(tmp_path / "samples.npy", np.random.default_rng(0).random((3, 96, 96, 3)))
@@ -54,7 +53,6 @@ def test_a_model_is_imported_and_imported_again(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_that_remembers_earlier_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import tf_keras
 
@@ -78,7 +76,6 @@ def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: p
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_quantized_file_becomes_a_float_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))
@@ -96,7 +93,6 @@ def test_a_quantized_file_becomes_a_float_model(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_float_tflite_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=False))

@@ -23,7 +23,6 @@ def test_an_unknown_family_is_refused_with_the_families(capsys: pytest.CaptureFi
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own, in model.save
 def test_each_size_is_checked_and_the_largest_is_named(
     keras: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,10 +12,7 @@ from compress.core.errors import ModelError
 from compress.model.importers.keras import keras2
 from compress.model.importers.keras.keras_file import load, scan
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 Save = Callable[[Any, str], Path]
 
 

@@ -18,10 +18,7 @@ import pytest
 from compress.model.importers.keras import keras2, keras_file
 from compress.model.importers.keras.keras_file import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 Save = Callable[[Any, str], Path]
 Edit = Callable[[Any], Any]
 

@@ -16,10 +16,7 @@ from compress.model.importers.keras import keras2
 from compress.model.importers.keras.keras2_functions import FUNCTIONS
 from compress.model.importers.keras.keras_file import load
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 Save = Callable[[Any, str], Path]
 Function = Callable[[Any, Any], Any]
 

@@ -22,7 +22,6 @@ from compress.model.importers.keras import keras_config, keras_file
 from compress.model.importers.keras.keras_file import load, scan
 from compress.model.ir import tensorflow
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, not ours
 Config = dict[str, Any]
 Save = Callable[[Any, str], Path]
 

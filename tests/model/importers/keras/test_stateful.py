@@ -17,7 +17,6 @@ from compress.model.tflite.interpreter import LoadedModel
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file"),
 ]
 Part = Callable[[Any, Any], Any]

@@ -17,7 +17,6 @@ from compress.model.importers.onnx import onnx_file, onnx_model
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.usefixtures("onnx_at_once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
 Saved = Callable[[Model], Path]
 IMAGE = ("N", 4, 8, 8)

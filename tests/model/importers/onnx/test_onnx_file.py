@@ -24,7 +24,6 @@ from compress.model.ir import channel_groups, keras_graph
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.usefixtures("onnx_at_once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
 Saved = Callable[[Model], Path]
 IMAGE = ("N", 4, 8, 8)

@@ -14,10 +14,7 @@ from compress.model.importers.onnx import onnx_file
 from compress.model.ir import channel_groups, keras_graph
 from compress.model.tflite import comparison, graph
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 EXACT = 1e-5
 MOBILENET = "onnx/stm_mobilenet_v2_0.35_128_tfs_channel_first.onnx"
 MODELS: dict[str, tuple[tuple[int, ...], int, set[str]]] = {

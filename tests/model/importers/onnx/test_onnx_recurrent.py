@@ -18,7 +18,6 @@ from compress.model.ir.passes.fold import canonical
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.usefixtures("onnx_at_once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
 STEPS, FEATURES, UNITS = 5, 3, 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -19,7 +19,6 @@ from compress.model.importers.onnx.ops.rules import RULES
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.usefixtures("onnx_at_once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
 ROW, SEQUENCE, IMAGE = (1, 6), (1, 4, 10), (1, 4, 9, 8)
 Case = tuple[str, int, Sequence[int], list[Any], list[str] | None]

@@ -13,10 +13,7 @@ from compress.model.importers.onnx import onnx_file
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 
 
 def small(nn: Any) -> Any:

@@ -25,10 +25,7 @@ from compress.model.importers.tflite.ops import layers as tflite_rules
 from compress.model.tflite import dequantization, graph
 from compress.model.tflite.interpreter import LoadedModel
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 EXACT = 1e-5
 Written = Callable[[bytes], Path]
 

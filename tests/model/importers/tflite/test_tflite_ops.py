@@ -15,10 +15,7 @@ from compress.model.importers.tflite import tflite_file
 from compress.model.importers.tflite.ops.layers import RULES
 from compress.model.tflite import graph
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
-]
+pytestmark = pytest.mark.tensorflow
 EXACT = 1e-5
 
 
