@@ -2,7 +2,7 @@
 """A corpus of hostile requests, in families, with the outcomes that are allowed for each.
 
 `forms` returns them, `sent` sends one, and `complaint` judges the outcome. The tests send each form once;
-`benchmarks/hostile_requests.py` sends all of them for a minute, together with slow clients and valid requests.
+`benchmarks/serve.py attack` sends all of them for a minute, together with slow clients and valid requests.
 """
 
 from __future__ import annotations
