@@ -12,13 +12,11 @@ Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Wri
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,34 +59,10 @@ stages: [{stages}]
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the photos, and write COCO's files for the two splits of the data set."""
-    with tarfile.open(SHARED / "data" / "cards320.tar") as archive:
-        archive.extractall(folder, filter="data")
-    with (folder / "boxes.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    names = sorted({row["class"] for row in rows})
-    for split in ("train", "test"):
-        split_rows = [row for row in rows if row["split"] == split]
-        sizes = {row["file"]: (int(row["width"]), int(row["height"])) for row in split_rows}
-        ids = {file: number for number, file in enumerate(sorted(sizes), 1)}
-        images = [
-            {"id": ids[file], "file_name": file, "width": width, "height": height}
-            for file, (width, height) in sizes.items()
-        ]
-        annotations = [
-            {"image_id": ids[row["file"]], "category_id": names.index(row["class"]) + 1, "bbox": _box(row)}
-            for row in split_rows
-        ]
-        for number, annotation in enumerate(annotations, 1):
-            annotation["id"] = number
-        categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
-        content = {"images": images, "categories": categories, "annotations": annotations}
-        (folder / f"{split}.json").write_text(json.dumps(content))
-
-
-def _box(row: dict[str, str]) -> list[float]:
-    left, top, right, bottom = (float(row[side]) for side in ("xmin", "ymin", "xmax", "ymax"))
-    return [left, top, right - left, bottom - top]
+    """Write the photos and COCO's files for the two splits of the data set."""
+    script = ROOT / "calibration_data" / "cards" / "prepare.py"
+    command = [sys.executable, str(script), str(SHARED / "data" / "cards320.tar"), str(folder)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def run(folder: Path, seed: int, model: str, stages: list[str]) -> tuple[Path, dict[str, Any]]:

@@ -296,8 +296,7 @@ def main() -> int:
     if options.print:
         print(tool_tables.tables(comparison.results, [*TOOLS], UNSUITABLE))
         return 0
-    if not SHARED.exists():
-        print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(SHARED):
         return 0
     for subject in models:
         tools = applicable(subject, names)

@@ -1,8 +1,8 @@
-"""Quantization against other tools: `python benchmarks/quantization.py [--quick] [--qat] [--seeds N] [--cache FOLDER]`.
+"""Quantization against other tools: `python benchmarks/quantization.py [--models A,B] [--qat] [--seeds N]`.
 
 Every tool gets the same models and calibration samples. All files run in the same runtime on the same test data, which
 is not used for calibration. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and
-`pip install -e '.[bench]'`. Prints a Markdown table with the bounds, and writes benchmarks/results/quantization.json.
+`pip install -e '.[bench]'`. Prints Markdown tables, and writes benchmarks/results/quantization.json.
 Networks are trained once for each seed. They and the results of each seed are kept in the folder --cache: an
 interrupted run continues. A new run of a model replaces its results; the results of other models stay.
 """
@@ -34,11 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 RESULTS = repository.RESULTS / "quantization.json"
-QUICK = ("vww_96", "mini_xception", "magic_wand")
 AS_IT_IS, HARD = "as it is", f"imbalance x{max(cases.IMBALANCES)}"
-REPEATS = 7
-DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
-"""The bounds: the drop from float, the change from the plain case, the time relative to the fast path."""
 Hits = NDArray[np.bool_]
 
 
@@ -87,8 +83,6 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
             text = f"{subject.name} {subject.seed}, {case}, {name}: {row[name]['hits'].mean():.4f}"
             print(f"{text}, agreement {agreement:.4f}, {quantized.seconds:.1f} s", file=sys.stderr, flush=True)
         results["cases"][case] = row
-    with quiet():
-        results["conversion"] = tools.conversion_ratio(inputs_by_case(subject)[AS_IT_IS](), REPEATS)
     results["trained"] = trained(subject) if train and subject.labelled else {}
     return results
 
@@ -115,13 +109,10 @@ def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
 
 def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the results of one model over all seeds as plain values."""
-    low, high = interval(np.concatenate([run["float"] for run in runs]).astype(int))
     results: dict[str, Any] = {
         "metric": "accuracy" if subject.labelled else "agreement with the float model",
         "test_samples": len(runs[0]["float"]),
         "float": [float(run["float"].mean()) for run in runs],
-        "float_half_interval": (high - low) / 2,
-        "conversion": [run["conversion"] for run in runs],
         "cases": {},
     }
     for case in runs[0]["cases"]:
@@ -174,30 +165,15 @@ def _tool(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return figures | ({"notes": [row["notes"] for row in rows]} if rows[0]["notes"] else {})
 
 
-def judged(model: Mapping[str, Any], case: str) -> tuple[str, bool]:
-    """Return the bound of a case as text, and whether it is met."""
-    row = model["cases"][case]
-    value = statistics.fmean(row["tools"][OURS]["value"])
-    if case != AS_IT_IS:
-        clean = statistics.fmean(model["cases"][AS_IT_IS]["tools"][OURS]["value"])
-        return f"≥ {clean - CHANGE:.4f}", value >= clean - CHANGE - 1e-9
-    beaten = row["interval"][1] < 0
-    drop = statistics.fmean(model["float"]) - value
-    # Without labels, the float model is correct by definition, and the width of its interval is 0.
-    allowed = max(DROP, model["float_half_interval"])
-    return f"not beaten, and drop ≤ {allowed:.4f}", not beaten and drop <= allowed + 1e-9
-
-
 def table(models: Mapping[str, Any]) -> str:
     """Return the Markdown tables: our results next to those of the other tools, for all models and cases."""
     others = [name for name in tools.TOOLS if name != OURS]
-    head = ["model", "case", "float", OURS, *others, f"{OURS} - best other (95%)", "bound", "met"]
+    head = ["model", "case", "float", OURS, *others, f"{OURS} - best other (95%)"]
     lines: list[list[str]] = []
     for name, model in models.items():
         for case, row in model["cases"].items():
             values = [f"{statistics.fmean(row['tools'][tool]['value']):.4f}" for tool in (OURS, *others)]
             low, high = row["interval"]
-            bound, met = judged(model, case)
             lines.append(
                 [
                     f"{name} ({len(model['float'])} seeds)" if len(model["float"]) > 1 else name,
@@ -205,22 +181,8 @@ def table(models: Mapping[str, Any]) -> str:
                     f"{statistics.fmean(model['float']):.4f}",
                     *values,
                     f"{row['ours_minus_best_other']:+.4f} ({low:+.4f} to {high:+.4f})",
-                    bound,
-                    "yes" if met else "**no**",
                 ]
             )
-    return f"{markdown(head, lines)}\n\n{_times(models)}"
-
-
-def _times(models: Mapping[str, Any]) -> str:
-    """Return the table of the seconds of every tool in the plain case, and of conversion alone."""
-    head = ["model", *(f"{name}, s" for name in tools.TOOLS), "conversion alone / fast path", "bound", "met"]
-    lines = []
-    for name, model in models.items():
-        tool_rows = model["cases"][AS_IT_IS]["tools"]
-        ratio = statistics.median(run["ratio"] for run in model["conversion"])
-        seconds = [f"{statistics.fmean(tool_rows[tool]['seconds']):.1f}" for tool in tools.TOOLS]
-        lines.append([name, *seconds, f"{ratio:.2f}", f"≤ {RATIO}", "yes" if ratio <= RATIO else "**no**"])
     return f"{markdown(head, lines)}\n\n{_trainings(models)}"
 
 
@@ -253,35 +215,17 @@ def _trainings(models: Mapping[str, Any]) -> str:
     return markdown(head, lines) if lines else ""
 
 
-def timed_again(subject: subjects.Subject) -> dict[str, float]:
-    """Measure the time of conversion alone."""
-    with quiet():
-        ratio = tools.conversion_ratio(inputs_by_case(subject)[AS_IT_IS](), REPEATS)
-    print(f"{subject.name} {subject.seed}: {ratio['ratio']:.2f} of the fast path", file=sys.stderr, flush=True)
-    return ratio
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
     parser.add_argument("--qat", action="store_true", help="what trains too: both engines, and AdaRound")
     parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
-    parser.add_argument(
-        "--conversion", action="store_true", help="only time conversions anew, in what was measured before"
-    )
     options = subjects.asked(parser)
     if options is None:
         return
     models = json.loads(RESULTS.read_text())["models"] if RESULTS.exists() else {}
-    names = [] if options.show else QUICK if options.quick else options.models.split(",")
-    for name in names:
+    for name in [] if options.show else options.models.split(","):
         seeds = range(options.seeds if name in subjects.TRAINED else 1)
         started = time.perf_counter()
-        if options.conversion:
-            timed = [timed_again(subjects.SUBJECTS[name](options.cache, seed)) for seed in seeds]
-            models[name] |= {"conversion": timed, "conversion_commit": commit()}
-            RESULTS.write_text(json.dumps({"models": models}, indent=1) + "\n")
-            continue
         runs = []
         for seed in seeds:
             subject = subjects.SUBJECTS[name](options.cache, seed)

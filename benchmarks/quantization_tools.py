@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.learning.context import Context
-from compress.learning.quantization import calibration, export
+from compress.learning.quantization import calibration
 from compress.learning.quantization.calibration import CalibrationSplit
-from compress.model.ir import keras_graph
-from compress.model.ir.passes import fold
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.quantize import Quantize
@@ -99,12 +96,12 @@ def ours(inputs: QuantizerInputs, **settings: Any) -> QuantizedFile:
         return QuantizedFile((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
 
 
-def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> bytes:
+def converted(model: Any, samples: Floats, *, dense_per_tensor: bool) -> bytes:
     """Return the full-integer file of TFLiteConverter's fast path: that of `from_keras_model` in a tenth of the time.
 
     Args:
         model: of Keras 3 or tf-keras.
-        samples: for ranges; None if the model has the ranges.
+        samples: for ranges.
         dense_per_tensor: whether the weights of a dense layer have one scale.
     """
     import tensorflow
@@ -113,65 +110,63 @@ def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> 
     function = tensorflow.function(lambda x: model(x, training=False), input_signature=signature)
     converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()])
     converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
-    if samples is not None:
-        converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
-        converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
+    converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tensorflow.int8
     converter._experimental_disable_per_channel_quantization_for_dense_layers = dense_per_tensor
     content: bytes = converter.convert()
     return content
 
 
-def converter(inputs: QuantizerInputs) -> QuantizedFile:
-    """Quantize by TFLiteConverter with its default scales."""
-    started = time.perf_counter()
-    content = converted(inputs.model, inputs.calibration, dense_per_tensor=False)
-    return QuantizedFile(content, time.perf_counter() - started)
+def by_edge_quantizer(model: Any, samples: Floats, *, dense_per_tensor: bool) -> bytes:
+    """Return the file of ai-edge-quantizer: static int8, all other settings from its recipe.
 
-
-def converter_tensorwise(inputs: QuantizerInputs) -> QuantizedFile:
-    """Quantize by TFLiteConverter with one scale for each dense layer, which the Edge TPU's compiler needs."""
-    started = time.perf_counter()
-    content = converted(inputs.model, inputs.calibration, dense_per_tensor=True)
-    return QuantizedFile(content, time.perf_counter() - started)
-
-
-def _with_signature(model: Any) -> bytes:
-    """Return the float .tflite file with a named signature, by which ai-edge-quantizer calls it."""
+    The tool calls a float .tflite file by a signature with named outputs. `dense_per_tensor`: as in `converted`.
+    """
     import tensorflow
+    from ai_edge_quantizer import qtyping, quantizer, recipe
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, "sample") for tensor in model.inputs]
     function = tensorflow.function(lambda sample: model(sample, training=False), input_signature=signature)
-    module = tensorflow.Module()
     frozen = convert_variables_to_constants_v2(function.get_concrete_function())
-    module.run = tensorflow.function(lambda sample: {"scores": frozen(sample)[0]}, input_signature=signature)
+    module = tensorflow.Module()
+
+    def run(sample: Any) -> dict[str, Any]:
+        return {f"output_{number}": value for number, value in enumerate(frozen(sample))}
+
+    module.run = tensorflow.function(run, input_signature=signature)
     with tempfile.TemporaryDirectory() as folder:
-        tensorflow.saved_model.save(module, folder, signatures=module.run.get_concrete_function())
-        content: bytes = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
-    return content
-
-
-def edge_quantizer(inputs: QuantizerInputs) -> QuantizedFile:
-    """Quantize by ai-edge-quantizer: static int8, dense layers per tensor, all other settings from its recipe."""
-    from ai_edge_quantizer import qtyping, quantizer, recipe
-
-    started = time.perf_counter()
-    content = _with_signature(inputs.model)
+        # The gradient of Keras' SiLU cannot be saved.
+        options = tensorflow.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tensorflow.saved_model.save(module, folder, module.run.get_concrete_function(), options)
+        content = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
     tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
-    tool.add_static_config(".*", qtyping.TFLOperationName.FULLY_CONNECTED, 8, 8, qtyping.QuantGranularity.TENSORWISE)
-    feeds = [{"sample": sample[np.newaxis]} for sample in inputs.calibration]
+    if dense_per_tensor:
+        dense = qtyping.TFLOperationName.FULLY_CONNECTED
+        tool.add_static_config(".*", dense, 8, 8, qtyping.QuantGranularity.TENSORWISE)
+    feeds = [{"sample": sample[np.newaxis]} for sample in samples]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         ranges = tool.calibrate({"serving_default": feeds}, num_threads=1)
         quantized = tool.quantize(ranges, enable_progress_report=False).quantized_model
-    return QuantizedFile(bytes(quantized), time.perf_counter() - started)
+    return bytes(quantized)
+
+
+def _timed(make: Callable[[QuantizerInputs], bytes]) -> Callable[[QuantizerInputs], QuantizedFile]:
+    def run(inputs: QuantizerInputs) -> QuantizedFile:
+        started = time.perf_counter()
+        content = make(inputs)
+        return QuantizedFile(content, time.perf_counter() - started)
+
+    return run
 
 
 TOOLS: dict[str, Callable[[QuantizerInputs], QuantizedFile]] = {
     OURS: ours,
-    CONVERTER: converter,
-    CONVERTER_TENSORWISE: converter_tensorwise,
-    EDGE_QUANTIZER: edge_quantizer,
+    CONVERTER: _timed(lambda inputs: converted(inputs.model, inputs.calibration, dense_per_tensor=False)),
+    # One scale for each dense layer, which the Edge TPU's compiler needs.
+    CONVERTER_TENSORWISE: _timed(lambda inputs: converted(inputs.model, inputs.calibration, dense_per_tensor=True)),
+    EDGE_QUANTIZER: _timed(lambda inputs: by_edge_quantizer(inputs.model, inputs.calibration, dense_per_tensor=True)),
 }
 
 
@@ -181,21 +176,3 @@ def scores(content: bytes, samples: Floats) -> Floats:
         path = Path(folder) / "model.tflite"
         path.write_bytes(content)
         return LoadedModel(path, reproducible=True).scores(samples)
-
-
-def conversion_ratio(inputs: QuantizerInputs, repeats: int) -> dict[str, float]:
-    """Return the median seconds of our conversion of a plan and of TFLiteConverter's fast path, and their ratio.
-
-    The two run in turn. TFLiteConverter calibrates on one sample, so that almost none of its time is calibration.
-    """
-    canonical = fold.canonical(keras_graph.read(inputs.model))
-    plan = calibration.calibrate(canonical, inputs.calibration)
-    rows = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        export.convert(canonical, plan)
-        between = time.perf_counter()
-        converted(inputs.model, inputs.calibration[:1], dense_per_tensor=True)
-        rows.append((between - started, time.perf_counter() - between))
-    our_s, fast_s = (statistics.median(column) for column in zip(*rows[1:], strict=True))
-    return {"ours_s": our_s, "fast_path_s": fast_s, "ratio": our_s / fast_s}

@@ -39,7 +39,7 @@ from paths import ROOT, SHARED
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from quantization_tools import converted
+from quantization_tools import CONVERTER, EDGE_QUANTIZER, by_edge_quantizer, converted
 
 import compress
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE
@@ -63,7 +63,6 @@ LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100
 CANDIDATES = 3000
 FLOAT = "float"
 CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
-CONVERTER, EDGE_QUANTIZER = "TFLiteConverter", "ai-edge-quantizer"
 SILU, RELU = "silu", "relu"
 HEALING_SIZE = 224
 """Size of the photos in the training with ReLUs; its result is used at all sizes."""
@@ -176,46 +175,6 @@ def ours(folder: Path, name: str, file: Path, size: int, gates: str) -> tuple[by
     facts = next(stage["facts"] for stage in report["stages"] if stage["stage"] == "quantize")
     kept = ("ranges", "tried", "separated_gates", "warnings")
     return (output / MODEL_TFLITE).read_bytes(), {name: facts[name] for name in kept}
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def edge_quantizer(model: Any, samples: Floats) -> bytes:
-    """Return the file of ai-edge-quantizer: static int8."""
-    import tensorflow
-    from ai_edge_quantizer import quantizer, recipe
-
-    with tempfile.TemporaryDirectory() as folder:
-        archive = _with_signature(model)
-        # The gradient of Keras' SiLU cannot be saved.
-        options = tensorflow.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tensorflow.saved_model.save(archive, folder, archive.run.get_concrete_function(), options)
-        content = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
-    tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
-    feeds = [{"sample": sample[np.newaxis]} for sample in samples]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        ranges = tool.calibrate({"serving_default": feeds}, num_threads=1)
-        quantized = tool.quantize(ranges, enable_progress_report=False).quantized_model
-    return bytes(quantized)
-
-
-def _with_signature(model: Any) -> Any:
-    """Return a TensorFlow module that computes the model by a signature with named outputs."""
-    import tensorflow
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, "sample") for tensor in model.inputs]
-    function = tensorflow.function(lambda sample: model(sample, training=False), input_signature=signature)
-    frozen = convert_variables_to_constants_v2(function.get_concrete_function())
-    module = tensorflow.Module()
-
-    def run(sample: Any) -> dict[str, Any]:
-        return {f"output_{number}": value for number, value in enumerate(frozen(sample))}
-
-    module.run = tensorflow.function(run, input_signature=signature)
-    return module
 
 
 def file_outputs(content: bytes, inputs: Floats) -> dict[tuple[int, ...], Floats]:
@@ -368,9 +327,9 @@ def files(folder: Path, name: str, file: Path, size: int, samples: Floats) -> di
         quantized_files[WITHOUT_GATES] = timed(lambda: ours(folder, f"{name}-{size}-joint", file, size, '"off"'))
     quantized_files[CONVERTER] = timed(lambda: (converted(model, samples, dense_per_tensor=True), {}))
     try:
-        quantized_files[EDGE_QUANTIZER] = timed(lambda: (edge_quantizer(model, samples), {}))
+        quantized_files[EDGE_QUANTIZER] = timed(lambda: (by_edge_quantizer(model, samples, dense_per_tensor=False), {}))
     except ImportError:
-        _note("ai-edge-quantizer is not installed: left out")
+        print("ai-edge-quantizer is not installed: left out", file=sys.stderr)
     return quantized_files
 
 
@@ -406,8 +365,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="a folder for results of stages, which are reused")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if not SHARED.exists():
-        print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
+    if repository.is_missing(SHARED):
         return 0
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     with tempfile.TemporaryDirectory() as name:
