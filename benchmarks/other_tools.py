@@ -9,8 +9,8 @@ calibration samples, and writes a .tflite file. All files are judged by one prog
 (benchmarks/others/judge.py). A tool that cannot read a model, fails, crashes or takes too long is a result with its
 reason, and so is an environment that cannot be made.
 
-Results are written after each pair of a model and a tool. Finished pairs are kept until the code of their worker, the
-versions, or the model change; `--force` runs them again. An interrupted run continues.
+Results are written after each pair of a model and a tool, and finished pairs are kept: an interrupted run continues.
+`--force` runs them again, which is necessary after a change of the code, a version or a model.
 
 Writes benchmarks/results/other_tools.json, or `--results FILE`, and prints its tables; `--print` prints the tables of
 finished pairs. Seconds are CPU time of the whole process, with the start of Python and all imports: the machine may do
@@ -22,7 +22,6 @@ Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and,
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -52,40 +51,7 @@ WORK = ROOT / "build" / "others"
 TIMEOUT = 2700
 """Seconds by the clock for one model and tool, on a machine that may do other work."""
 MODEL, FLOAT = "model.tflite", "float.tflite"
-JUDGES = (repository.FOLDER.parent / "tests" / "support" / "file_judgement.py", OTHERS / "judge.py")
-
-
-def digest_of(paths: Iterable[Path], *texts: str) -> str:
-    """Return a digest of files and texts."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    for text in texts:
-        digest.update(text.encode())
-    return digest.hexdigest()[:16]
-
-
-def code_of(*packages: str) -> list[Path]:
-    """Return the Python files and constants of some of our packages."""
-    paths = [path for package in packages for path in (ROOT / package).rglob("*")]
-    return sorted(path for path in paths if path.suffix in (".py", ".toml"))
-
-
-def subject_digest(subject: Subject) -> str:
-    """Return a digest of a model and its samples: of what they are made from."""
-    sources = [OTHERS / "subjects.py", OTHERS / "networks_in_tf_keras.py"]
-    if subject.network:
-        sources.append(repository.FOLDER / "quantization_networks.py")
-    return digest_of([*sources, *([SHARED / subject.file] if subject.file else [])], subject.name)
-
-
-def pair_digest(subject: Subject, tool: Tool) -> str:
-    """Return a digest of everything that a result depends on."""
-    code = [OTHERS / f"{tool.worker}.py", OTHERS / "exchange.py"]
-    code += [environments.ENVIRONMENTS[tool.environment].requirements] if tool.environment else []
-    code += code_of("compress", "darwinn", "deploy/contract") if not tool.environment else []
-    sources = [pair_digest(subject, TOOLS[name]) for name in tool.float_files_of]
-    return digest_of(code, subject_digest(subject), tool.variant, *sources)
+JUDGE = OTHERS / "judge.py"
 
 
 class Comparison:
@@ -103,34 +69,24 @@ class Comparison:
         for name in ("environments", "versions", "subjects", "pairs"):
             self.results.setdefault(name, {})
         self.failed_environments: dict[str, str] = {}
+        self.prepared_now: set[str] = set()
 
     def pair_folder(self, subject: str, tool: str) -> Path:
         """Return the folder of one pair."""
         return self.work / "pairs" / subject / tool.replace(", ", "_").replace(" ", "_")
 
     def unfinished(self, subject: Subject, tools: Sequence[Tool], *, force: bool) -> list[Tool]:
-        """Return the tools to run: if one must run, also those whose file is gone, for the times of all files."""
-        pairs = {tool.name: self._pair(subject, tool) for tool in tools}
-        changed = [tool for tool in tools if force or pairs[tool.name].get("digest") != pair_digest(subject, tool)]
-        if not changed:
-            return []
-        gone = [
-            tool
-            for tool in tools
-            if pairs[tool.name].get("status") == MADE
-            and not (self.pair_folder(subject.name, tool.name) / MODEL).exists()
-        ]
-        return [tool for tool in tools if tool in changed or tool in gone]
+        """Return the tools to run."""
+        return [tool for tool in tools if force or not self._pair(subject, tool)]
 
     def _pair(self, subject: Subject, tool: Tool) -> dict[str, Any]:
         pair: dict[str, Any] = self.results["pairs"].get(tool_tables.pair_name(subject.name, tool.name), {})
         return pair
 
     def prepared(self, subject: Subject) -> Path:
-        """Return the folder of a model, which is made if it does not exist or was made differently."""
+        """Return the folder of a model and its samples, which are prepared once in a run."""
         folder = self.work / "subjects" / subject.name
-        mark, digest = folder / "digest", subject_digest(subject)
-        if not (mark.exists() and mark.read_text() == digest and (folder / "subject.json").exists()):
+        if subject.name not in self.prepared_now:
             note(f"{subject.name}: the model and its samples are prepared")
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / LOG).open("wb") as log:
@@ -138,7 +94,7 @@ class Comparison:
                 done = subprocess.run(command, stdout=log, stderr=log, env=project_environment())
             if done.returncode:
                 raise SystemExit(f"{subject.name} cannot be prepared: {last_line(folder / LOG)}")
-            mark.write_text(digest)
+            self.prepared_now.add(subject.name)
         about = json.loads((folder / "subject.json").read_text())
         self.results["subjects"][subject.name] = {name: about[name] for name in ("what", "format", "samples")}
         return folder
@@ -179,32 +135,24 @@ class Comparison:
             command = [python, str(OTHERS / f"{tool.worker}.py"), str(folder)]
             environment = tool_environment(python) if tool.environment else project_environment()
             outcome = run(command, folder, self.timeout, environment)
-        pair = {"digest": pair_digest(subject, tool), **outcome.to_json()}
+        pair = outcome.to_json()
         if outcome.status == MADE:
             pair |= self._judged(source, folder)
         self.results["pairs"][tool_tables.pair_name(subject.name, tool.name)] = pair
         self.write()
         note(f"{subject.name}, {tool.name}: {pair['status']} {pair['error'][:200]}".rstrip())
 
-    def judge_again(self, subject: Subject, tools: Sequence[Tool]) -> None:
-        """Judge the files that an earlier version of the judge has judged, if they still exist."""
-        for tool in tools:
-            pair, folder = self._pair(subject, tool), self.pair_folder(subject.name, tool.name)
-            if pair.get("status") == MADE and pair["judged_by"] != digest_of(JUDGES) and (folder / MODEL).exists():
-                pair |= self._judged(self.prepared(subject), folder)
-                self.write()
-
     def _judged(self, source: Path, folder: Path) -> dict[str, Any]:
         """Return the judgement of a file; one that cannot be judged has failed."""
         out = folder / "judgement.json"
         out.unlink(missing_ok=True)
-        command = [sys.executable, str(JUDGES[1]), str(source), str(folder / MODEL), str(out)]
+        command = [sys.executable, str(JUDGE), str(source), str(folder / MODEL), str(out)]
         command += ["--photos", str(self.work / "photos")]
         with (folder / "judge.txt").open("wb") as log:
             done = subprocess.run(command, stdout=log, stderr=log, env=project_environment())
         if done.returncode or not out.exists():
             return {"status": FAILED, "error": f"its file cannot be judged: {last_line(folder / 'judge.txt')}"}
-        return {"judgement": json.loads(out.read_text()), "judged_by": digest_of(JUDGES)}
+        return {"judgement": json.loads(out.read_text())}
 
     def measure_times(self, subject: Subject) -> None:
         """Measure the time on the CPU of all files of a model in turns, relative to ours."""
@@ -213,7 +161,7 @@ class Comparison:
             name: path for name, path in paths.items() if self._pair(subject, TOOLS[name]).get("status") == MADE
         }
         out = self.work / "pairs" / subject.name / "times.json"
-        command = [sys.executable, str(JUDGES[1]), str(self.work / "subjects" / subject.name), "--latency", str(out)]
+        command = [sys.executable, str(JUDGE), str(self.work / "subjects" / subject.name), "--latency", str(out)]
         command += [f"{name}={path}" for name, path in made_paths.items() if path.exists()]
         out.unlink(missing_ok=True)
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=project_environment())
@@ -307,7 +255,6 @@ def main() -> int:
             continue
         for tool in waiting:
             comparison.run_pair(subject, tool)
-        comparison.judge_again(subject, tools)
         if waiting:
             comparison.measure_times(subject)
     if not options.list:
