@@ -1,7 +1,7 @@
 """Damaged and hostile files of every format: `make fuzz [SECONDS=60] [TARGET=tflite]`.
 
 `python benchmarks/fuzz.py --mutations 100000` runs a fixed number of mutations instead, divided by the shares of the
-targets, and writes benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed.
+targets, and writes benchmarks/results/fuzz.json.
 tests/support/fuzz_targets.py has the targets. The read of each damaged file must end with a result or with an error
 message. A failure is a crash, another exception, a result that breaks a rule of its target, more time than SECONDS, or
 more memory than ROOM in addition to that of the sound file. The file of a failure is written to tests/corpus/<target>,
@@ -112,7 +112,7 @@ class Worker:
 
 
 class Run:
-    """The results of the mutations of one run, which its worker sends through a queue."""
+    """The results of the mutations of a run, which its workers send through queues."""
 
     def __init__(self, names: list[str], seed: int, folder: Path) -> None:
         self.names, self.seed, self.folder = names, seed, folder
@@ -121,6 +121,7 @@ class Run:
         self.most = dict.fromkeys(names, 0)
         self.seconds = dict.fromkeys(names, 0.0)
         self.failures: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
 
     def work(self, jobs: list[tuple[str, int, int]], results: Any, present: Any) -> None:
         """Run the blocks of one worker: (target, first number, end). `present` has the current block and number."""
@@ -143,14 +144,15 @@ class Run:
 
     def add(self, rows: list[Any]) -> None:
         """Count the results of some mutations, and show failures."""
-        for name, number, outcome, seconds, beyond, *text in rows:
-            self.counts[name][outcome] += 1
-            self.seconds[name] += seconds
-            self.slowest[name] = max(self.slowest[name], seconds)
-            self.most[name] = max(self.most[name], beyond)
-            if outcome not in SOUND:
-                self.failures.append({"target": name, "number": number, "outcome": outcome, "text": "".join(text)})
-                print(f"{name}:{number}: {outcome} {''.join(text)[-600:]}", flush=True)
+        with self.lock:
+            for name, number, outcome, seconds, beyond, *text in rows:
+                self.counts[name][outcome] += 1
+                self.seconds[name] += seconds
+                self.slowest[name] = max(self.slowest[name], seconds)
+                self.most[name] = max(self.most[name], beyond)
+                if outcome not in SOUND:
+                    self.failures.append({"target": name, "number": number, "outcome": outcome, "text": "".join(text)})
+                    print(f"{name}:{number}: {outcome} {''.join(text)[-600:]}", flush=True)
 
 
 def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None) -> None:
@@ -257,24 +259,6 @@ def summary(run: Run, took_s: float) -> dict[str, Any]:
     }
 
 
-def added(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of two runs together."""
-    rows = {}
-    for name, row in result["targets"].items():
-        other = earlier["targets"].get(name, {**row, "mutations": 0, "outcomes": {}, "slowest_s": 0.0})
-        count = row["mutations"] + other["mutations"]
-        spent = row["mean_ms"] * row["mutations"] + other["mean_ms"] * other["mutations"]
-        rows[name] = {
-            "mutations": count,
-            "outcomes": dict(Counter(row["outcomes"]) + Counter(other["outcomes"])),
-            "slowest_s": max(row["slowest_s"], other["slowest_s"]),
-            "most_memory_beyond_mib": max(row["most_memory_beyond_mib"], other["most_memory_beyond_mib"]),
-            "mean_ms": round(spent / max(count, 1), 2),
-        }
-    sums = {key: result[key] + earlier[key] for key in ("mutations", "seeds", "took_s", "failures")}
-    return {**result, **sums, "targets": rows}
-
-
 def replay(name: str, seed: int, number: int) -> None:
     """Run one mutation in this process, so that its error is shown."""
     target = targets()[name]
@@ -290,7 +274,6 @@ def replay(name: str, seed: int, number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int)
-    parser.add_argument("--add", action="store_true", help="add to the figures in the results file")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--target", action="append", choices=sorted(targets()))
     parser.add_argument("--seed", type=int, help="a fixed one, to repeat a run (default: a new one)")
@@ -305,19 +288,18 @@ def main() -> None:
     names = options.target or list(targets())
     jobs = blocks(names, options.mutations or 1_000_000)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        runs = [Run(names, seed, Path(folder)) for _ in range(options.workers)]
+        total = Run(names, seed, Path(folder))
         began = time.monotonic()
         budget_s = None if options.mutations else options.seconds or 60.0
         threads = [
-            threading.Thread(target=run_share, args=(run, jobs[index :: options.workers], budget_s))
-            for index, run in enumerate(runs)
+            threading.Thread(target=run_share, args=(total, jobs[index :: options.workers], budget_s))
+            for index in range(options.workers)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         took_s = time.monotonic() - began
-    total = merged(runs)
     result = summary(total, took_s)
     keep(total.failures, seed)
     print(f"seed {seed}: {result['mutations']:,} mutations in {took_s:.0f} s, {len(total.failures)} failures")
@@ -330,23 +312,8 @@ def main() -> None:
         tail = f"{row['mean_ms']} ms | {row['slowest_s']} s | {row['most_memory_beyond_mib']} MiB"
         print("|", " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), "|", tail, "|")
     if options.mutations and not options.target:
-        if options.add and RESULTS.exists():
-            result = added(result, json.loads(RESULTS.read_text()))
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(1 if total.failures else 0)
-
-
-def merged(runs: list[Run]) -> Run:
-    """Return the results of all workers together."""
-    total = runs[0]
-    for other in runs[1:]:
-        for name in total.names:
-            total.counts[name] += other.counts[name]
-            total.seconds[name] += other.seconds[name]
-            total.slowest[name] = max(total.slowest[name], other.slowest[name])
-            total.most[name] = max(total.most[name], other.most[name])
-        total.failures += other.failures
-    return total
 
 
 if __name__ == "__main__":

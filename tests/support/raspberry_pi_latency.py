@@ -1,6 +1,6 @@
 """Published latencies of Raspberry Pi boards, and the constants of the hosts that are derived from them.
 
-`benchmarks/latency_raspberry_pi.py` explains the derivations.
+`benchmarks/latency.py --raspberry-pi` explains the derivations.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not ther
 
 @shared
 def test_the_constants_are_those_of_the_benchmark() -> None:
-    """After a change, run `python benchmarks/latency_raspberry_pi.py --write`."""
+    """After a change, run `python benchmarks/latency.py --raspberry-pi --write`."""
     for host, constants in raspberry_pi_latency.constants().items():
         shipped = {name: getattr(HOSTS[host], name) for name in constants}
         assert shipped == pytest.approx(constants, rel=0.01)
