@@ -1,17 +1,15 @@
 """Figures of the code itself: `python benchmarks/code_figures.py [FOLDER ...] [--list] [--sample N] [--seed N]`.
 
 Prints the size of the project by package, with its tests, benchmarks and manuals; and, for the product or for the
-folders in the arguments, complexity, density of lines, share of annotations that are `Any`, class names that are used
-more than once, vague names and words, private functions that are used once, and constants without a cause. `--list`
-prints where they are. `--sample N` prints N random docstrings and N random messages of exceptions for review. Writes no
-file.
+folders in the arguments, class names that are used more than once, vague names and words, small modules, private
+functions that are used once, and constants without a cause. `--list` prints where they are. `--sample N` prints N random
+docstrings and N random messages of exceptions for review. Writes no file. Complex functions are listed by
+`ruff check --select C901`.
 
-Complexity is McCabe's, counted strictly: each branch, loop, handler, boolean operator, conditional expression and
-comprehension clause adds one. Code lines are lines with a statement or an expression on them: no blank lines, comments
-or docstrings. A constant is a name at module level whose value is a number, or arithmetic of numbers and names; round
-numbers and the limits of 8-bit integers (TRIVIAL) are none. Its cause or source is a docstring below, or a comment on
-its lines or on the line above. A short private function is referred to once in its module, and its body without the
-docstring has at most SHORT lines.
+A constant is a name at module level whose value is a number, or arithmetic of numbers and names; round numbers and the
+limits of 8-bit integers (TRIVIAL) are none. Its cause or source is a docstring below, or a comment on its lines or on
+the line above. A short private function is referred to once in its module, and its body without the docstring has at
+most SHORT lines.
 """
 
 from __future__ import annotations
@@ -32,12 +30,10 @@ from repository import FOLDER
 ROOT = FOLDER.parent
 PRODUCT = ("compress", "deploy", "coralline_pycoral", "darwinn")
 FOLDERS = tuple(folder for folder in PRODUCT if (ROOT / folder).exists())
-COMPLEX = 10
 SHORT = 3
 SMALL_MODULE = 80
 TRIVIAL = frozenset({0, 1, -1, 2, 10, 100, 127, 128, 255, 256})
 ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Name, ast.operator, ast.unaryop, ast.expr_context)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 VAGUE_NAMES = frozenset({"found", "each", "given", "made", "told", "wanted", "apart", "whole", "some", "own", "asked"})
 """Variables whose name does not say what they hold."""
@@ -53,15 +49,6 @@ class Figures:
     """Counts over all modules that were read."""
 
     lines: int = 0
-    code_lines: int = 0
-    comments: int = 0
-    conditionals: int = 0
-    tuple_assignments: int = 0
-    nested_comprehensions: int = 0
-    annotations: int = 0
-    any_annotations: int = 0
-    complexities: list[int] = field(default_factory=list)
-    complex_functions: list[str] = field(default_factory=list)
     vague_names: Counter[str] = field(default_factory=Counter)
     private_words: Counter[str] = field(default_factory=Counter)
     classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -78,8 +65,6 @@ class Figures:
         tree = ast.parse(text)
         name = path.relative_to(ROOT).as_posix()
         self.lines += len(text.splitlines())
-        self.comments += sum(line.strip().startswith("#") for line in text.splitlines())
-        self.code_lines += len(_code_lines(tree))
         if len(text.splitlines()) < SMALL_MODULE and path.name != "__init__.py":
             self.small_modules.append(name)
         self.short_functions += [f"{name}:{function.lineno} {function.name}" for function in _used_once(tree)]
@@ -90,54 +75,24 @@ class Figures:
             self._add_node(node, name)
 
     def _add_node(self, node: ast.AST, name: str) -> None:
-        if isinstance(node, ast.IfExp):
-            self.conditionals += 1
-        elif isinstance(node, ast.Assign):
-            self.tuple_assignments += _is_tuple_assignment(node)
-        elif isinstance(node, COMPREHENSIONS):
-            self.nested_comprehensions += _has_comprehension_inside(node)
-        elif isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef):
             self.classes[node.name].append(f"{name}:{node.lineno}")
         elif isinstance(node, ast.Raise):
             self.messages.append(f"{name}:{node.lineno}\n    {ast.unparse(node)}")
-        elif isinstance(node, FUNCTIONS):
-            self._add_function(node, name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_NAMES:
             self.vague_names[node.id] += 1
         elif isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
             self.vague_names[node.arg] += 1
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.private_words.update(match.group(0) for match in PRIVATE_WORDS.finditer(node.value))
-        for annotation in _annotations(node):
-            self.annotations += 1
-            self.any_annotations += any(
-                isinstance(part, ast.Name) and part.id == "Any" for part in ast.walk(annotation)
-            )
-        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                self.docstrings.append(f"{name}:{node.lineno} {node.name}\n    {docstring}")
-
-    def _add_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
-        self.complexities.append(complexity(function))
-        if self.complexities[-1] > COMPLEX:
-            self.complex_functions.append(f"{name}:{function.lineno} {function.name} {self.complexities[-1]}")
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)) and (docstring := ast.get_docstring(node)):
+            self.docstrings.append(f"{name}:{node.lineno} {node.name}\n    {docstring}")
 
     def report(self) -> str:
         """Return the figures as text."""
-        thousands = self.code_lines / 1000
-        hard = sum(value > COMPLEX for value in self.complexities)
         repeated = sum(len(places) > 1 for places in self.classes.values())
         rows = (
             ("lines", str(self.lines)),
-            ("code lines", str(self.code_lines)),
-            ("comment lines per 1,000 code lines", f"{self.comments / thousands:.1f}"),
-            ("functions", str(len(self.complexities))),
-            (f"functions with complexity above {COMPLEX}", f"{hard} ({hard / len(self.complexities):.1%})"),
-            ("conditional expressions per 1,000 code lines", f"{self.conditionals / thousands:.1f}"),
-            ("tuple assignments per 1,000 code lines", f"{self.tuple_assignments / thousands:.1f}"),
-            ("nested comprehensions per 1,000 code lines", f"{self.nested_comprehensions / thousands:.1f}"),
-            ("annotations with Any", f"{self.any_annotations / self.annotations:.1%}"),
             ("class names used more than once", str(repeated)),
             ("variables with a vague name", str(self.vague_names.total())),
             ("words of private language", str(self.private_words.total())),
@@ -150,7 +105,7 @@ class Figures:
 
     def details(self) -> str:
         """Return the places and words behind the figures as text."""
-        lines = sorted(self.complex_functions)
+        lines = []
         sections = {
             f"modules under {SMALL_MODULE} lines": self.small_modules,
             "short private functions used once": self.short_functions,
@@ -215,56 +170,8 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<48}{value:>14}" for name, value in rows)
 
 
-def complexity(function: ast.AST) -> int:
-    """Return the number of independent paths through a function, nested functions excluded."""
-    total = 1
-    for node in _own_nodes(function):
-        if isinstance(node, (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.match_case)):
-            total += 1
-        elif isinstance(node, ast.BoolOp):
-            total += len(node.values) - 1
-        elif isinstance(node, ast.comprehension):
-            total += 1 + len(node.ifs)
-    return total
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(function):
-        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            continue
-        yield child
-        yield from _own_nodes(child)
-
-
-def _code_lines(tree: ast.AST) -> set[int]:
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)}
-    line_numbers: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.expr, ast.arg, ast.alias, ast.keyword)) and id(node) not in docstrings:
-            line_numbers.update((node.lineno, node.end_lineno or node.lineno))
-        elif isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and _is_text(node.value)):
-            line_numbers.add(node.lineno)
-    return line_numbers
-
-
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _is_tuple_assignment(node: ast.Assign) -> bool:
-    """Return whether an assignment sets several names to several values: `a, b = 1, 2`."""
-    return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
-
-
-def _has_comprehension_inside(node: ast.AST) -> bool:
-    return any(isinstance(inner, COMPREHENSIONS) for child in ast.iter_child_nodes(node) for inner in ast.walk(child))
-
-
-def _annotations(node: ast.AST) -> Iterator[ast.expr]:
-    if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
-        yield node.annotation
-    elif isinstance(node, FUNCTIONS) and node.returns is not None:
-        yield node.returns
 
 
 def _print_sample(title: str, texts: Sequence[str], count: int, draw: random.Random) -> None:
