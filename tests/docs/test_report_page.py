@@ -11,7 +11,7 @@ from run_records import full
 from compress.report import run_comparison, sections
 from compress.report.node_data import NODE_DATA_FILE
 from compress.report.record import RunRecord
-from compress.surface.cli import comparison
+from compress.surface.cli import data
 from compress.surface.cli.main import build_parser
 
 TEXT = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_commands_are_parsed() -> None:
 def test_the_files_and_numbers_are_those_of_the_code() -> None:
     listed = re.findall(r"^\| `([\w.]+)` \|", TEXT, re.MULTILINE)
     assert listed == ["report.html", "report.md", "report.json", NODE_DATA_FILE]
-    assert comparison.MOST_RUNS == 6
+    assert data.MOST_RUNS == 6
     assert run_comparison.SIGNIFICANT == 0.05
 
 

@@ -214,6 +214,13 @@ def quiet(log: int) -> Iterator[None]:
             os.close(handle)
 
 
+@contextmanager
+def without_messages() -> Iterator[None]:
+    """Discard what C++ libraries print: TensorFlow's messages about missing GPUs."""
+    with open(os.devnull, "wb") as null, quiet(null.fileno()):
+        yield
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -1,26 +1,56 @@
-"""Commands that read the data of a pipeline: data, sensitivity."""
+"""Commands that compare runs, and that look at the data of a pipeline: compare, data, sensitivity."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from compress.core.errors import PipelineError
 from compress.core.progress import SilentProgress
-from compress.surface.cli.output import note, write, write_json
+from compress.surface.cli.output import note, show
 from compress.surface.cli.parser import add_command
 
 if TYPE_CHECKING:
     from compress.surface.cli.parser import Subparsers
 
+MOST_RUNS = 6
+"""Chosen: with more runs the columns of the table do not fit a terminal."""
 NOTE_INTERVAL_S = 5
+"""Chosen: seconds between two notes on the progress of `data`."""
+SENSITIVITY = "-sensitivity"
+"""The ending of the name of the run that `sensitivity` writes."""
+MOST_SAMPLES = 1_000_000
+"""Chosen, to refuse typing errors."""
 
 
 def add_parsers(subparsers: Subparsers) -> None:
     """Add the commands."""
+    _add_compare(subparsers)
     _add_data(subparsers)
     _add_sensitivity(subparsers)
+
+
+def _add_compare(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "compare", "Compare two or more runs with the first one", compare)
+    help_text = "the folder of a run (runs/NAME), or a report.json"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=help_text)
+    parser.add_json()
+
+
+def compare(options: argparse.Namespace) -> int:
+    """`python -m compress compare`."""
+    from compress.report import run_comparison
+    from compress.report.record import read_record
+
+    if not 2 <= len(options.runs) <= MOST_RUNS:
+        raise PipelineError(f"compare: {len(options.runs)} runs", allowed=f"2 to {MOST_RUNS} runs")
+    records = [read_record(path) for path in options.runs]
+    comparison = run_comparison.compare(records, [str(path) for path in options.runs])
+    show(comparison.to_json(), comparison.text(), as_json=options.json)
+    return 0
 
 
 def _add_data(subparsers: Subparsers) -> None:
@@ -61,10 +91,7 @@ def data(options: argparse.Namespace) -> int:
         count = examine.write_manifest(dataset, options.write_manifest)
         lines.append(f"{options.write_manifest}: checksums of {count:,} files")
     summary, refused = examine.examine(dataset, _NotedProgress())
-    if options.json:
-        write_json(summary)
-    else:
-        write("\n".join([*lines, describe(summary)]))
+    show(summary, "\n".join([*lines, describe(summary)]), as_json=options.json)
     return DataError.exit_code if refused else 0
 
 
@@ -72,13 +99,8 @@ def _add_sensitivity(subparsers: Subparsers) -> None:
     summary = "Measure what removing channels costs, layer by layer"
     parser = add_command(subparsers, "sensitivity", summary, sensitivity)
     parser.add_argument("pipeline", type=Path, help="a pipeline file; its stages before `prune` are run")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=512,
-        metavar="N",
-        help="number of training samples (default: 512)",
-    )
+    samples = "number of training samples (default: 512)"
+    parser.add_argument("--samples", type=int, default=512, metavar="N", help=samples)
     parser.add_out()
     parser.add_store()
     parser.add_json()
@@ -86,11 +108,61 @@ def _add_sensitivity(subparsers: Subparsers) -> None:
 
 def sensitivity(options: argparse.Namespace) -> int:
     """`python -m compress sensitivity`."""
-    from compress.surface.cli import sensitivity
-
-    curves, report = sensitivity.measure(options.pipeline, options.samples, options.out, options.store)
-    if options.json:
-        write_json(curves)
-    else:
-        write(sensitivity.describe(curves, report))
+    curves, report = _measure(options.pipeline, options.samples, options.out, options.store)
+    show(curves, _described(curves, report), as_json=options.json)
     return 0
+
+
+def _measure(path: Path, samples: int, out: Path, store: str | None) -> tuple[dict[str, Any], Path]:
+    """Run the steps before `prune`, and measure the resulting model with samples of the training split.
+
+    The report is a separate run, which is named after the pipeline.
+
+    Returns:
+        The curves as plain values, schema 1, and the path of the report.
+
+    Raises:
+        CorallineError: the file is wrong, a step fails, or there is nothing to remove.
+    """
+    from compress.core.errors import StageError
+    from compress.pipeline import runner
+    from compress.pipeline.schema import SensitivitySettings, load
+    from compress.pipeline.shared_store import store_in
+    from compress.surface.cli.console import Console
+    from compress.tasks import task_of
+
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise PipelineError(f"--samples {samples} is out of range", allowed=f"1 to {MOST_SAMPLES:,}")
+    pipeline = load(path)
+    task = task_of(pipeline.data)
+    refusal = task.why_not(["measured sensitivity"])
+    if refusal is not None:
+        what = f"{refusal.what} (the data is for {task.name})"
+        raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
+    if not pipeline.unpruned:
+        raise PipelineError(
+            "the model has no Keras layers, so no channel can be removed",
+            where=str(path),
+            allowed="a Keras model, or a file that can be rebuilt as one",
+        )
+    measured = pipeline.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
+    name = pipeline.head.name[: 64 - len(SENSITIVITY)] + SENSITIVITY
+    head = pipeline.head.model_copy(update={"name": name, "measure": measured})
+    shared = store_in(out, store)
+    with Console(out / name / runner.LOG) as console:
+        console.line(f"coralline: sensitivity of {path} -> {out / name}")
+        record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console, store=shared)
+    sensitivity = record.to_json()["sensitivity"]
+    if sensitivity["missing"]:
+        raise StageError(sensitivity["missing"])
+    return {"schema_version": 1, **sensitivity}, out / name / "report.html"
+
+
+def _described(curves: dict[str, Any], report: Path) -> str:
+    """Return a line for each set of channels, the most sensitive first."""
+    lines = [f"accuracy on {curves['samples']} training samples by the channels that are kept; nothing is trained"]
+    for curve in sorted(curves["curves"], key=lambda curve: -max(curve["divergence"])):
+        more = f" (+{len(curve['layers']) - 1})" if len(curve["layers"]) > 1 else ""
+        points = "  ".join(f"{kept}: {a:.3f}" for kept, a in zip(curve["kept"], curve["accuracy"], strict=True))
+        lines.append(f"  {curve['layers'][0] + more:<32} {points}")
+    return "\n".join([*lines, f"report: {report}"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.core.errors import DeploymentError, PipelineError
-from compress.surface.cli.output import note, write, write_json
+from compress.surface.cli.output import note, show, write, write_json
 from compress.surface.cli.parser import add_command
 
 if TYPE_CHECKING:
@@ -218,10 +218,7 @@ def store_results(options: argparse.Namespace) -> int:
     from compress.surface.fleet import results
 
     path = results.take_in(options.file, options.folder, options.name)
-    if options.json:
-        write_json({"schema_version": 1, "stored": str(path)})
-    else:
-        write(f"stored as {path}")
+    show({"schema_version": 1, "stored": str(path)}, f"stored as {path}", as_json=options.json)
     return 0
 
 

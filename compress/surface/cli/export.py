@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import PipelineError
 from compress.report.wording import number
 from compress.surface.cli.models import add_range, add_reading_options
-from compress.surface.cli.output import write, write_json
+from compress.surface.cli.output import show, write, write_file, write_json
 from compress.surface.cli.parser import PROGRAM, add_command
 
 if TYPE_CHECKING:
@@ -90,12 +89,11 @@ def init(options: argparse.Namespace) -> int:
         DataError: the data is not recognized.
         ModelError: the model cannot be read.
     """
-    from compress.core.files import explain, write_atomically
     from compress.pipeline.runner import preview
     from compress.pipeline.schema import load
     from compress.pipeline.starter import starter
     from compress.surface.api.exports import run_name
-    from compress.surface.cli.console import quiet
+    from compress.surface.cli.console import without_messages
 
     out: Path = options.out
     if out.suffix not in (".yaml", ".yml"):
@@ -104,7 +102,7 @@ def init(options: argparse.Namespace) -> int:
         raise PipelineError("the file exists already", where=str(out), hint="choose another name with -o, or delete it")
     data = options.data if options.data.suffix else options.data.resolve()
     name = run_name(data if out.name == DEFAULT.name else out)
-    with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
+    with without_messages():
         first = starter(
             options.data,
             options.model,
@@ -115,10 +113,7 @@ def init(options: argparse.Namespace) -> int:
             chosen_range=options.range,
             trust=options.trust,
         )
-    try:
-        write_atomically(out, first.text.encode())
-    except OSError as error:
-        raise explain(error, "the pipeline file cannot be written", out.parent) from error
+    write_file(out, first.text, "the pipeline file cannot be written")
     steps = [(step.id, status) for step, status in preview(load(out), Path("runs"))]
     if options.json:
         facts = {"schema_version": 1, "out": str(out), "messages": list(first.messages)}
@@ -194,8 +189,5 @@ def frigate(options: argparse.Namespace) -> int:
     from compress.bundling import frigate
 
     result = frigate.export(options.model, options.out, options.labels, options.model_type)
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(frigate.describe(result))
+    show(result.to_json(), frigate.describe(result), as_json=options.json)
     return 0

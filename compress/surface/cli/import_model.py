@@ -11,13 +11,13 @@ from typing import Any
 
 from compress.core.artifact import MODEL_KERAS
 from compress.core.errors import DataError, ModelError, PipelineError, reason_of
-from compress.core.files import explain, write_atomically
 from compress.model.importers import model_file
 from compress.model.importers.common import guarded_calls, verification
 from compress.model.importers.common.verification import TOLERANCE
 from compress.model.importers.keras import keras_file
 from compress.model.importers.model_file import ImportedModel, ModelFile
 from compress.model.importers.tflite import tflite_file
+from compress.surface.cli.output import write_file
 
 Report = dict[str, Any]
 """The plain values that --json prints."""
@@ -37,15 +37,15 @@ def run(
 
     Args:
         path: the file, or the folder of a SavedModel.
-        out: where the Keras model goes; None: nowhere.
-        trust: whether code that came with it may run.
-        signature: of a SavedModel, the one to take where there are several.
-        inputs: an .npy file of real samples [n, ...] to compare on.
-        shapes: of an .onnx file that leaves dimensions of its inputs open, by input what they are.
+        out: the file for the Keras model; None: it is not written.
+        trust: whether code that the model contains may run.
+        signature: the signature of a SavedModel that has several.
+        inputs: an .npy file with samples [n, ...] for the comparison.
+        shapes: the shapes of the inputs that are dynamic in an .onnx file, by name.
         layers: whether the report lists the layers.
 
     Raises:
-        PipelineError: OUT is not a name for a Keras file, or is the model itself.
+        PipelineError: the name of OUT does not end in .keras, or OUT is the model itself.
         DataError: the inputs are not samples.
         StoreError: OUT cannot be written.
     """
@@ -175,10 +175,7 @@ def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bo
         raise ModelError(f"the outputs of the written file differ by {reread.max_rel:.2g} of the largest output")
     there = out is not None and out.exists()
     if out is not None:
-        try:
-            write_atomically(out, content)
-        except OSError as error:
-            raise explain(error, "the model cannot be written", out.parent) from error
+        write_file(out, content, "the model cannot be written")
     facts = {f"parity_{name}": value for name, value in asdict(parity).items()}
     return {**facts, "out": str(out) if out else None, "replaced": there}
 

@@ -19,7 +19,6 @@ from compress.core.errors import EXIT_INTERRUPTED, CorallineError, PipelineError
 from compress.core.resources import manual
 from compress.core.version import __version__
 from compress.surface.cli import (
-    comparison,
     data,
     devices,
     export,
@@ -28,13 +27,12 @@ from compress.surface.cli import (
     reference,
     run,
     search,
-    several_tpus,
     trust,
 )
 from compress.surface.cli.parser import PROGRAM, Parser, refuse_unknown
 
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, search, export, models, several_tpus, comparison, data, devices, trust, reference)
+GROUPS = (run, search, export, models, data, devices, trust, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed
@@ -114,16 +112,13 @@ def with_command(arguments: Sequence[str], commands: Sequence[str]) -> list[str]
     first = arguments[0] if arguments else ""
     if first in (*commands, "-h", "--help", "--version"):
         return list(arguments)
-    if first and not _is_like_a_path(first) and not first.startswith("-"):
+    is_like_a_path = "." in first or os.sep in first or Path(first).exists()
+    if first and not is_like_a_path and not first.startswith("-"):
         from compress.core.suggestions import listing, nearest
 
         allowed = f"a pipeline file, {listing(commands)}"
         raise PipelineError(f"unknown command {first!r}", allowed=allowed, hint=nearest(first, commands))
     return ["run", *arguments]
-
-
-def _is_like_a_path(word: str) -> bool:
-    return "." in word or os.sep in word or Path(word).exists()
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

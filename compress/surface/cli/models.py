@@ -1,19 +1,19 @@
-"""Commands for one model file: import, check, estimate, legalize, inspect, verify-compiled, relink, debug."""
+"""Commands for one model: import, check, estimate, legalize, inspect, verify-compiled, relink, debug, split."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.core.errors import EXIT_PARTLY, EXIT_REFUSED, PipelineError
-from compress.surface.cli.output import write, write_file, write_json
+from compress.surface.cli.output import show, write, write_file
 from compress.surface.cli.parser import add_command
 
 SIZES = tuple(range(160, 641, 32))
 """The sizes of `check --sizes`: multiples of 32, as detectors with strides up to 32 need."""
 LARGEST_SIZE = 4096
+"""Chosen, to refuse typing errors: the vendor's compiler maps no network of images near this size."""
 
 if TYPE_CHECKING:
     from compress.surface.cli.parser import Parser, Subparsers
@@ -32,26 +32,18 @@ def add_parsers(subparsers: Subparsers) -> None:
     _add_verify_compiled(subparsers)
     _add_relink(subparsers)
     _add_debug(subparsers)
+    _add_split(subparsers)
 
 
 def _add_import(subparsers: Subparsers) -> None:
     summary = "Convert a model file to a Keras model, and compare the two"
     parser = add_command(subparsers, "import", summary, import_model)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a model file, or the folder of a SavedModel")
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="OUT.keras",
-        help="file for the Keras model (default: it is not written)",
-    )
+    out = "file for the Keras model (default: it is not written)"
+    parser.add_argument("-o", "--out", type=Path, metavar="OUT.keras", help=out)
     add_reading_options(parser)
-    parser.add_argument(
-        "--inputs",
-        type=Path,
-        metavar="FILE.npy",
-        help="samples for the comparison, in addition to random ones",
-    )
+    inputs = "samples for the comparison, in addition to random ones"
+    parser.add_argument("--inputs", type=Path, metavar="FILE.npy", help=inputs)
     parser.add_argument("--layers", action="store_true", help="list the layers, with the shapes of their outputs")
     parser.add_json()
 
@@ -94,9 +86,9 @@ def _shape(text: str) -> tuple[str, list[int]]:
 def import_model(options: argparse.Namespace) -> int:
     """`python -m compress import`."""
     from compress.surface.cli import import_model
-    from compress.surface.cli.console import quiet
+    from compress.surface.cli.console import without_messages
 
-    with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
+    with without_messages():
         report = import_model.run(
             options.model,
             options.out,
@@ -106,10 +98,7 @@ def import_model(options: argparse.Namespace) -> int:
             shapes=dict(options.shape),
             layers=options.layers,
         )
-    if options.json:
-        write_json(report)
-    else:
-        write(import_model.describe(report))
+    show(report, import_model.describe(report), as_json=options.json)
     return 0
 
 
@@ -117,12 +106,13 @@ def _add_target(parser: Parser) -> None:
     parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
 
 
+def _add_clock(parser: Parser) -> None:
+    parser.add_argument("--clock", help="clock of the Edge TPU: max (default), or std, which is half of it")
+
+
 def _add_compiler(parser: Parser) -> None:
-    parser.add_argument(
-        "--compiler",
-        metavar="VERSION",
-        help="version of the compiler: 16.0 (default), 15.0, 2.1 or 1.0",
-    )
+    versions = "version of the compiler: 16.0 (default), 15.0, 2.1 or 1.0"
+    parser.add_argument("--compiler", metavar="VERSION", help=versions)
 
 
 def _add_check(subparsers: Subparsers) -> None:
@@ -168,10 +158,7 @@ def check(options: argparse.Namespace) -> int:
 
         content = node_data(graph.read(options.model), placement_of(result.to_json()))
         write_file(options.node_data, content, "the placement cannot be written")
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(result.describe().rstrip("\n"))
+    show(result.to_json(), result.describe(), as_json=options.json)
     return _placement_exit_code(result)
 
 
@@ -191,7 +178,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _check_sizes(options: argparse.Namespace) -> int:
     """Check a model at several sizes, and show each result at once."""
     from compress.surface.api import input_sizes
-    from compress.surface.cli.console import quiet
+    from compress.surface.cli.console import without_messages
 
     checks = input_sizes.check_sizes(
         options.model,
@@ -203,15 +190,14 @@ def _check_sizes(options: argparse.Namespace) -> int:
     )
     results = []
     for _ in options.sizes:
-        with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
+        with without_messages():
             results.append(next(checks))
         if not options.json:
             write(input_sizes.describe(results[-1]))
     largest = max((result.size for result in results if result.is_whole), default=None)
-    if options.json:
-        write_json({"schema_version": 1, "sizes": [result.to_json() for result in results], "largest": largest})
-    else:
-        write(f"largest size that is mapped as a whole: {largest or 'none of these'}")
+    sizes = [result.to_json() for result in results]
+    text = f"largest size that is mapped as a whole: {largest or 'none of these'}"
+    show({"schema_version": 1, "sizes": sizes, "largest": largest}, text, as_json=options.json)
     return 0 if largest is not None else EXIT_PARTLY
 
 
@@ -228,7 +214,7 @@ def _add_estimate(subparsers: Subparsers) -> None:
     parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
     _add_target(parser)
     parser.add_argument("--host", required=True, help="usb3, usb2, pcie, devboard, pi4-usb3, pi5-usb3 or pi5-pcie")
-    parser.add_argument("--clock", help="clock of the Edge TPU: max (default), or std, which is half of it")
+    _add_clock(parser)
     parser.add_argument("--compiled", type=Path, metavar="FILE", help="the compiled model, for exact sizes")
     parser.add_json()
 
@@ -240,10 +226,7 @@ def estimate(options: argparse.Namespace) -> int:
     prediction = api.estimate(
         options.model, options.host, target=options.target, clock=options.clock, compiled=options.compiled
     )
-    if options.json:
-        write_json(prediction.to_json())
-    else:
-        write(prediction.describe())
+    show(prediction.to_json(), prediction.describe(), as_json=options.json)
     return 0
 
 
@@ -272,10 +255,7 @@ def legalize(options: argparse.Namespace) -> int:
         io=options.io,
         compiler=options.compiler,
     )
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(result.describe().rstrip("\n"))
+    show(result.to_json(), result.describe(), as_json=options.json)
     return _placement_exit_code(result.after)
 
 
@@ -300,10 +280,7 @@ def inspect(options: argparse.Namespace) -> int:
     if options.out is not None and not options.explain:
         raise PipelineError("-o is for the page of --explain", hint="add --explain")
     shown = _explain(options) if options.explain else _inspect(options)
-    if options.json:
-        write_json(shown.to_json())
-    else:
-        write(shown.describe().rstrip("\n"))
+    show(shown.to_json(), shown.describe(), as_json=options.json)
     return 0
 
 
@@ -353,10 +330,7 @@ def verify_compiled(options: argparse.Namespace) -> int:
     from darwinn import compiled_file, verification
 
     result = verification.verify(compiled_file.read(options.compiled), graph.read(options.model))
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(result.describe().rstrip("\n"))
+    show(result.to_json(), result.describe(), as_json=options.json)
     if result.holds is None:
         return EXIT_PARTLY
     return 0 if result.holds else EXIT_REFUSED
@@ -383,20 +357,13 @@ def _add_relink(subparsers: Subparsers) -> None:
 
 def relink(options: argparse.Namespace) -> int:
     """`python -m compress relink`."""
-    from compress.core.files import explain, write_atomically
     from darwinn.relink import relink_files
 
     old, template = options.template
     result = relink_files(options.model, old, template, keep_names=options.keep_names)
     if result.content is not None and options.out is not None:
-        try:
-            write_atomically(options.out, result.content)
-        except OSError as error:
-            raise explain(error, "the compiled model cannot be written") from error
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(result.describe().rstrip("\n"))
+        write_file(options.out, result.content, "the compiled model cannot be written")
+    show(result.to_json(), result.describe(), as_json=options.json)
     return EXIT_REFUSED if result.content is None else 0
 
 
@@ -413,8 +380,44 @@ def debug(options: argparse.Namespace) -> int:
     rows = record.quantized_layers(options.folder)
     from compress.learning.quantization.debug import describe
 
-    if options.json:
-        write_json({"schema_version": 1, "layers": rows})
-    else:
-        write(describe(rows).rstrip("\n"))
+    show({"schema_version": 1, "layers": rows}, describe(rows), as_json=options.json)
+    return 0
+
+
+def _add_split(subparsers: Subparsers) -> None:
+    summary = "Split a model into segments for several Edge TPUs, and compare them with copies of the whole model"
+    parser = add_command(subparsers, "split", summary, split)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a full-integer .tflite file, not compiled")
+    parser.add_argument("--tpus", type=int, required=True, metavar="N", help="the number of Edge TPUs, 2 to 16")
+    parser.add_argument("--host", help="as of `estimate` (default: usb3)")
+    _add_clock(parser)
+    out = "folder for the segments, which must not exist (default: NAME_N_segments)"
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help=out)
+    parser.add_argument(
+        "--compare", action="store_true", help="compare with segments of equal parameter bytes, as the compiler makes"
+    )
+    parser.add_json()
+
+
+def split(options: argparse.Namespace) -> int:
+    """`python -m compress split`."""
+    from compress import targets
+    from compress.core.files import explain, publish_folder
+    from compress.model.tflite import graph
+    from compress.targets.edgetpu.several import split as splitting
+
+    out = options.out or Path(f"{options.model.stem}_{options.tpus}_segments")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PipelineError(
+            f"{out} exists", allowed="a new or empty folder", hint="remove it, or choose another with -o"
+        )
+    edgetpu = targets.load("edgetpu")
+    host, clock = edgetpu.cost.host(options.host), edgetpu.cost.clock(options.clock)
+    result = splitting.split(graph.read(options.model), edgetpu, options.tpus, host, clock, compare=options.compare)
+    try:
+        publish_folder(out, result.all_files())
+    except OSError as error:
+        raise explain(error, "the segments cannot be written") from error
+    text = f"{result.describe()}\nwritten to {out}; run them with: python3 runner.pyz pipeline {out}"
+    show({**result.to_json(), "folder": str(out)}, text, as_json=options.json)
     return 0

@@ -30,6 +30,11 @@ def write(text: str) -> None:
             raise explain(error, "the results cannot be written to stdout") from error
 
 
+def show(value: Any, text: str, *, as_json: bool) -> None:
+    """Print results on stdout, as JSON or as text."""
+    write_json(value) if as_json else write(text.rstrip("\n"))
+
+
 def write_json(value: Any) -> None:
     """Print plain values as JSON on stdout.
 
@@ -39,18 +44,12 @@ def write_json(value: Any) -> None:
     write(json.dumps(value, indent=1))
 
 
-def write_file(path: Path, text: str, what: str) -> None:
-    """Write a file that the user asked for.
-
-    Args:
-        path: the file.
-        text: its content.
-        what: the beginning of the message if it cannot be written.
-    """
+def write_file(path: Path, content: str | bytes, what: str) -> None:
+    """Write a file that the user asked for; `what` begins the message if it cannot be written."""
     from compress.core.files import explain, write_atomically
 
     try:
-        write_atomically(path, text.encode())
+        write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise explain(error, what) from error
 

@@ -6,7 +6,7 @@ import argparse
 import runpy
 from typing import TYPE_CHECKING
 
-from compress.surface.cli.output import write, write_json
+from compress.surface.cli.output import show, write, write_json
 from compress.surface.cli.parser import add_command
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def stages(options: argparse.Namespace) -> int:
     """`python -m compress stages`."""
     from compress.surface.cli import manual
 
-    if options.json:
-        write_json(manual.stages_json())
-    else:
-        write(manual.stages().rstrip("\n"))
+    show(manual.stages_json(), manual.stages(), as_json=options.json)
     return 0
 
 

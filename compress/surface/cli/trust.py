@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from compress.core.errors import PipelineError
 from compress.core.files import explain
-from compress.surface.cli.output import note, write, write_json
+from compress.surface.cli.output import note, show
 from compress.surface.cli.parser import PROGRAM, add_command
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def trust(options: argparse.Namespace) -> int:
         contents = editor.contents
         if not editor.is_published:
             note("devices do not see this yet: run `trust refresh` where the online key is")
-    if options.json:
-        write_json(contents.to_json())
-    else:
-        write(_text(contents))
+    show(contents.to_json(), _text(contents), as_json=options.json)
     return 0
 
 
