@@ -21,6 +21,7 @@ from darwinn.explanation import (
 
 Row = tuple[Cell | str, ...]
 _MAX_NAME = 80
+"""Letters of a file name in the title: it then fits one line of the page."""
 _MAX_ROWS = 2000
 """Of longer tables, the first rows."""
 _MOVE = "move"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def add_parsers(subparsers: Subparsers) -> None:
     """Add the commands."""
     _add_deploy(subparsers)
-    _add_rollback(subparsers)
-    _add_status(subparsers)
+    _add_fleet(add_command(subparsers, "rollback", "Switch devices to the previous version", rollback))
+    _add_addresses(add_command(subparsers, "status", "Ask devices which version they run", status))
     _add_results(subparsers)
     _add_doctor(subparsers)
 
@@ -44,14 +44,6 @@ def _add_deploy(subparsers: Subparsers) -> None:
         metavar="N",
         help="number of versions to keep on a device (default: 3)",
     )
-
-
-def _add_rollback(subparsers: Subparsers) -> None:
-    _add_fleet(add_command(subparsers, "rollback", "Switch devices to the previous version", rollback))
-
-
-def _add_status(subparsers: Subparsers) -> None:
-    _add_addresses(add_command(subparsers, "status", "Ask devices which version they run", status))
 
 
 def _add_results(subparsers: Subparsers) -> None:
@@ -125,7 +117,7 @@ def deploy(options: argparse.Namespace) -> int:
     Raises:
         CorallineError: nothing was changed: the bundle or the arguments cannot be used.
     """
-    from compress.surface.fleet import log, release, rollout
+    from compress.surface.fleet import release, rollout
 
     addresses = _addresses(options)
     if options.bench and any(address.host is None for address in addresses):
@@ -137,7 +129,7 @@ def deploy(options: argparse.Namespace) -> int:
     payload = release.load(options.bundle, runner)
     if contents is not None:
         release.require_listed(payload, contents)
-    person = log.person()
+    person = rollout.person()
     settings = release.ReleaseOptions(
         options.keep,
         options.verify,
@@ -164,9 +156,9 @@ def rollback(options: argparse.Namespace) -> int:
     Raises:
         CorallineError: nothing was changed: the arguments cannot be used.
     """
-    from compress.surface.fleet import log, release, rollout
+    from compress.surface.fleet import release, rollout
 
-    person = log.person()
+    person = rollout.person()
     contents, _ = _repository(options)
     settings = release.ReleaseOptions(
         device=options.device,
@@ -174,8 +166,12 @@ def rollback(options: argparse.Namespace) -> int:
         metadata=contents.messages() if contents else {},
         first_root=options.first_root,
     )
-    step = partial(rollout.rollback, settings=settings)
-    rows = _roll_out(options, _addresses(options), step, {"action": "rollback", "by": person})
+    rows = _roll_out(
+        options,
+        _addresses(options),
+        lambda session, progress: release.rollback(session, settings, progress),
+        {"action": "rollback", "by": person},
+    )
     return _print_rows(rows, as_json=options.json)
 
 
@@ -245,9 +241,9 @@ def _addresses(options: argparse.Namespace) -> list[DeviceAddress]:
 def _roll_out(
     options: argparse.Namespace, addresses: Sequence[DeviceAddress], step: Work, about: Mapping[str, str]
 ) -> list[RolloutResult]:
-    from compress.surface.fleet import log, rollout
+    from compress.surface.fleet import rollout
 
-    deployments = log.Log(options.log or log.default_path(), about)
+    deployments = rollout.Log(options.log or rollout.default_log(), about)
     return rollout.work(addresses, _access(options), step, options.jobs, note, deployments)
 
 

@@ -14,6 +14,7 @@ from compress.core.errors import StageError
 from compress.surface.fleet.address import DeviceAddress, parse_ssh
 
 TIMEOUT_S = 180.0
+"""Chosen: the runner's own limit for its child process is 60 s, and slow boards need more to start Python."""
 _SCRIPT = """
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT

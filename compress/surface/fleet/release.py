@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from compress.bundling import runner_pyz
 from compress.core.errors import DeploymentError, ModelError, NotUsableError, PipelineError, SigningError
 from compress.core.files import explain
 from compress.report.record import REPORT_FILE, read_record
-from compress.surface.fleet import instructions
+from compress.surface.fleet.address import DeviceAddress
 from compress.surface.fleet.remote import AgentSession, StepRefusedError
 from deploy.contract import bundle, releases
 from deploy.contract.errors import INSTALL
@@ -28,7 +29,27 @@ if TYPE_CHECKING:
     from compress.surface.fleet.repository import Contents
 
 MIN_PIECE_BYTES = 4096
+"""Chosen: a smaller member is not worth the request for it, of about 120 bytes, and the file on the device."""
 VERIFY_TIMEOUT_S, BENCH_TIMEOUT_S = 900.0, 7200.0
+"""Chosen: a device that takes longer is taken for one that hangs."""
+_README = """\
+{title}, deployed by `python -m compress deploy`.
+
+It needs Python 3.7 or newer with numpy and a TFLite runtime. To install them:
+  {install}
+
+In this folder, on the board:
+  {python} {current}/runner.pyz verify {current}/bundle.coralline
+  {python} {current}/runner.pyz bench {current}/bundle.coralline --out results.json
+
+Copy results.json to the computer that packed the bundle, and run there:
+  python -m compress results results.json --run runs/{title} --name NAME-OF-THE-BOARD
+"""
+_SERVICE = """
+To run it as a service, run this once, and again after each deployment or rollback:
+  sudo cp coralline.service /etc/systemd/system/ && sudo systemctl daemon-reload
+  sudo systemctl enable coralline && sudo systemctl restart coralline
+"""
 Progress = Callable[[str], None]
 
 
@@ -261,10 +282,22 @@ def _write_texts(
 ) -> None:
     """Write README.txt into the folder of the releases, and on a device the systemd unit of its runner."""
     title = str(verified["bundle"]["name"])
-    session.ask("write", name="README.txt", text=instructions.readme(state, session.address, release, title))
+    session.ask("write", name="README.txt", text=_readme(state, session.address, release, title))
     if session.address.host is not None:
         unit = str(_run(session, release, "serve --print-unit", options, VERIFY_TIMEOUT_S)["unit"])
         session.ask("write", name="coralline.service", text=unit.replace(f"/releases/{release}/", "/current/"))
+
+
+def _readme(state: Mapping[str, Any], address: DeviceAddress, release: str, title: str) -> str:
+    """Return the text of README.txt in the folder of the releases: how to run a release by hand and with systemd.
+
+    A device has a systemd unit; a local folder, such as a card without symbolic links, has none.
+    """
+    title = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in title)[:80]
+    if address.host is None:
+        return _README.format(title=title, install=INSTALL, python="python3", current=f"releases/{release}")
+    python = shlex.quote(state["program"])
+    return _README.format(title=title, install=INSTALL, python=python, current="current") + _SERVICE
 
 
 def send(session: AgentSession, release: Release, progress: Progress) -> int:

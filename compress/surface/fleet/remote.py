@@ -27,7 +27,9 @@ from compress.surface.fleet.address import DeviceAddress
 from deploy.contract import agent
 
 MAX_LINE = 1 << 26
+"""Chosen, far above the largest answer, which has the output of `bench`."""
 MAX_BEFORE_GREETING = 200
+"""Chosen: lines that a login shell may print first, such as the message of the day."""
 GREETING_TIMEOUT_S = 60.0
 """The time limit for the agent's greeting. A login shell that reads standard input itself would wait forever."""
 _BOOT = (

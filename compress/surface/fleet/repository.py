@@ -181,13 +181,11 @@ def _verified(content: bytes, role: str, roots: Sequence[Root]) -> Any:
 
 def _newest(folder: Path, role: str) -> str:
     """Return the name of the newest metadata file of a role."""
-    numbers = [_number(path) for path in (folder / "metadata").glob(f"*.{role}.json")]
-    return "timestamp.json" if role == "timestamp" else f"{max(numbers, default=0)}.{role}.json"
-
-
-def _number(path: Path) -> int:
-    number = path.name.split(".")[0]
-    return int(number) if re.fullmatch("[0-9]{1,15}", number) else 0
+    if role == "timestamp":
+        return "timestamp.json"
+    names = [path.name.split(".")[0] for path in (folder / "metadata").glob(f"*.{role}.json")]
+    numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,15}", name)]
+    return f"{max(numbers, default=0)}.{role}.json"
 
 
 def _is_signed(content: bytes, role: str, root: Root) -> bool:

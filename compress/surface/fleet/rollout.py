@@ -1,10 +1,19 @@
-"""Deployment to many devices in parallel, with a row of a table and two lines of the log for each; and their status."""
+"""Deployment to many devices in parallel, with a row of a table and two lines of the log for each; and their status.
+
+The log is append-only: a line of JSON for each start and each end.
+"""
 
 from __future__ import annotations
 
+import datetime
+import fcntl
+import getpass
+import json
+import os
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,15 +21,65 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import CorallineError, StoreError
+from compress.core.files import explain
 from compress.surface.fleet import release, remote, results
 from compress.surface.fleet.address import DeviceAddress
-from compress.surface.fleet.log import Log
 from compress.surface.fleet.release import Progress, ReleaseResult, Status
 from compress.surface.fleet.remote import Access, AgentSession
 from deploy.contract import printable
 
 Work = Callable[[AgentSession, Progress], ReleaseResult | Status]
 _SHORT = 12
+"""Digits of a release in a table: the beginning of a SHA-256, which differs between the releases of a device."""
+
+
+def default_log() -> Path:
+    """Return `~/.local/state/coralline/deployments.jsonl`, or the file below XDG_STATE_HOME."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return base / "coralline" / "deployments.jsonl"
+
+
+def person() -> str:
+    """Return the current user as `user@machine`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one command.
+
+    The file and its folder are created if they are missing. `about` has the values of every line, such as the user.
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+
+    def add(self, address: str, event: str, **more: Any) -> None:
+        """Append a line and flush it to the disk; the event is `begun`, `done` or `failed`.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        entry = {"schema_version": 1, "time": now, **self.about, "address": address, "event": event, **more}
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                if stream.seek(0, os.SEEK_END):
+                    stream.seek(-1, os.SEEK_END)
+                    line = line if stream.read(1) == b"\n" else b"\n" + line  # the previous line was truncated
+                stream.write(line)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise explain(error, "the log of deployments cannot be written", self.path) from error
 
 
 @dataclass(frozen=True)
@@ -84,15 +143,6 @@ def deploy(
     return outcome
 
 
-def rollback(session: AgentSession, progress: Progress, settings: release.ReleaseOptions) -> release.ReleaseResult:
-    """Switch one device to its previous release.
-
-    Raises:
-        CorallineError: a step failed.
-    """
-    return release.rollback(session, settings, progress)
-
-
 def work(
     addresses: Sequence[DeviceAddress],
     access: Access,
@@ -109,7 +159,7 @@ def work(
         step: the function to run on each device.
         jobs: the number of parallel connections.
         progress: a function that is called with messages.
-        log: receives a line before and after each device; None: nothing is logged.
+        log: None: nothing is logged.
 
     Returns:
         A result for each device, in the order of the addresses.
