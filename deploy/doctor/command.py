@@ -22,6 +22,7 @@ from deploy.runner import child_process, host
 from deploy.runner.problems import SEVERITIES, Finding
 
 TIMEOUT_S = 60.0
+"""Chosen, far above the time of the imports: what takes longer hangs."""
 _INSTALLED = re.compile(r"([A-Za-z0-9._]+)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info\Z")
 
 

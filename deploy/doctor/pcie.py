@@ -57,16 +57,13 @@ def without_node(facts: Facts, tpu: Dict[str, Any]) -> Finding:
 def _refused(facts: Facts, what: str) -> Finding:
     if host.machine(facts.root) == "vmware":
         return PROBLEMS["vmware"].finding("error", what)
-    if host.is_pi_5(facts.root) and not _has_interrupts(facts.root):
+    # Either of two overlays of Raspberry Pi OS gives the card enough interrupts.
+    has_interrupts = host.has_pi_setting(facts.root, "dtoverlay=pciex1-compat-pi5", "no-mip")
+    has_interrupts = has_interrupts or host.has_pi_setting(facts.root, "dtoverlay=pineboards-hat-ai")
+    if host.is_pi_5(facts.root) and not has_interrupts:
         path = host.pi_config(facts.root)
         return PROBLEMS["interrupts"].finding("error", what + "; %s has no overlay for it" % path, config=path)
     return PROBLEMS["driver_refuses"].finding("error", what)
-
-
-def _has_interrupts(root: str) -> bool:
-    """Return whether config.txt gives the card enough interrupts: one of two overlays of Raspberry Pi OS."""
-    has_compat = host.has_pi_setting(root, "dtoverlay=pciex1-compat-pi5", "no-mip")
-    return has_compat or host.has_pi_setting(root, "dtoverlay=pineboards-hat-ai")
 
 
 def _not_loaded(facts: Facts, what: str) -> Finding:

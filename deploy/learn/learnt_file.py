@@ -31,10 +31,11 @@ from deploy.contract.preprocessing import Array
 SUFFIX = ".learnt"
 MAGIC = b"Coralline-learnt1 "
 MAX_BYTES = 1 << 26
+"""MAX_PHOTOS embeddings of 1,280 values, as MobileNetV2 has them, take 51 MB."""
 MAX_NAME = 80
-MAX_CLASSES = 1000
-MAX_PHOTOS = 10000
-MAX_HISTORY = 1000
+"""Chosen: letters that fit a line."""
+MAX_CLASSES, MAX_PHOTOS, MAX_HISTORY = 1000, 10000, 1000
+"""Chosen: more classes or photos are a reason to train a network; the history is for people."""
 _EMBEDDINGS = "embeddings.npy"
 
 

@@ -35,6 +35,7 @@ from deploy.runner.model import Model
 COSINE_TEMPERATURE = 0.1
 """The temperature of cosines in a bundle without samples of known classes."""
 FEW_PHOTOS = 5
+"""The number of photos with which examples/retail/README.md measures new products."""
 
 
 class LearnReport(NamedTuple):

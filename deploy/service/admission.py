@@ -31,6 +31,7 @@ _TARGET = re.compile(r"/[\x21-\x7e]{0,2000}\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 DEFAULT_TOP = "3"
 MAX_TOP = 1000
+"""Chosen: as many as the classes of ImageNet."""
 MAX_ADDRESSES = 4096
 """The number of addresses that are remembered. More can only be in use if each of them is rarely seen."""
 BURST_S = 2.0

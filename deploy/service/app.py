@@ -53,7 +53,9 @@ from deploy.service.metrics import CONTENT_TYPE, FailureLog, ServiceMetrics
 from deploy.service.worker import Job, Worker
 
 TICK_S = 0.25
+"""Chosen: how late the service may notice that a time limit has passed."""
 GRACE_S = 30.0
+"""Less than TimeoutStopSec of the systemd unit (`serve.UNIT`), after which systemd kills the process."""
 LAST_CALL_S = 0.5
 """When the service ends: how long a connection may still begin a request, which is answered with 503."""
 IN_WORK = 3
@@ -133,7 +135,10 @@ class Server:
         for listener in self._listeners:
             listener.owner = self
             listener.channel_class = Channel
-        _log_to(self.failures)
+        # waitress' log of exceptions goes to ours. Its other lines report full queues, which /metrics shows.
+        logger = logging.getLogger("waitress")
+        logger.handlers = [_ToFailureLog(self.failures)]
+        logger.propagate = False
 
     # --- the loop ---------------------------------------------------------------------
 
@@ -329,10 +334,3 @@ class _ToFailureLog(logging.Handler):
         """Count and log the exception of a record."""
         if record.exc_info and record.exc_info[1] is not None:
             self._failures.add(record.exc_info[1])
-
-
-def _log_to(failures: FailureLog) -> None:
-    """Send waitress' log of exceptions to ours. The other lines report full queues, which /metrics shows."""
-    logger = logging.getLogger("waitress")
-    logger.handlers = [_ToFailureLog(failures)]
-    logger.propagate = False

@@ -21,7 +21,9 @@ from deploy.runner.system_errors import address_error
 from deploy.service.admission import ServiceLimits, host_name
 
 MIN_TOKEN = 16
+"""Chosen: even 16 hexadecimal digits are 64 bits, too many to guess by requests."""
 MAX_RATE = 1_000_000
+"""Chosen, to refuse typing errors: no model answers as often."""
 BACKLOG = 128
 SWITCH_S = 0.0005
 """The interval after which another thread must release Python's lock when the model returns. Python's default, 5 ms, is
@@ -80,12 +82,14 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     addresses = _addresses(arguments)
     if arguments.queue < 1:
         raise ArgumentError("--queue is %d, and must be at least 1" % arguments.queue, "use --queue 1 or more")
+    if not 0 <= arguments.rate <= MAX_RATE:  # also False for NaN
+        raise ArgumentError("--rate is %g, and must be from 0 to %d" % (arguments.rate, MAX_RATE), "use --rate 10")
     settings = ServiceLimits(
         queue=arguments.queue,
         token=_token(arguments.token_file, addresses),
         hosts=tuple(_host_name(name) for name in ["localhost"] + arguments.allow_host),
         origins=tuple(_origin(origin) for origin in arguments.allow_origin),
-        rate=_rate(arguments.rate),
+        rate=arguments.rate,
     )
     sockets = [_socket(family, address) for family, address in addresses]
     try:
@@ -189,12 +193,6 @@ def _origin(text: str) -> str:
         what = "--allow-origin %s is not the origin of a page" % text[:100]
         raise ArgumentError(what, "write it as https://shop.example or http://127.0.0.1:8000, without a path")
     return text.lower()
-
-
-def _rate(per_second: float) -> float:
-    if not 0 <= per_second <= MAX_RATE:  # also False for NaN
-        raise ArgumentError("--rate is %g, and must be from 0 to %d" % (per_second, MAX_RATE), "use --rate 10")
-    return per_second
 
 
 # --- sockets --------------------------------------------------------------------------

@@ -28,6 +28,7 @@ STUCK_S = 60.0
 """The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
 
 MAX_PART_HEAD_BYTES = 4096
+"""Chosen: the head of a part from curl or a browser has some hundred bytes."""
 _TYPE = re.compile(r"multipart/form-data;\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;,\"]{1,70}))\s*\Z", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]\Z")
 _DISPOSITION = re.compile(rb"\AContent-Disposition:[ \t]*form-data;[^\r\n]*;[ \t]*filename\*?=", re.IGNORECASE)
