@@ -2,9 +2,9 @@
 
 Prints the size of the project by package, with its tests, benchmarks and manuals; and, for the product or for the
 folders in the arguments, class names that are used more than once, vague names and words, small modules, private
-functions that are used once, and constants without a cause. `--list` prints where they are. `--sample N` prints N random
-docstrings and N random messages of exceptions for review. Writes no file. Complex functions are listed by
-`ruff check --select C901`.
+functions that are used once, and constants without a cause. `--list` prints where they are. `--sample N` prints N
+random docstrings and N random messages of exceptions for review. Writes no file. `ruff check --select C901` lists
+complex functions.
 
 A constant is a name at module level whose value is a number, or arithmetic of numbers and names; round numbers and the
 limits of 8-bit integers (TRIVIAL) are none. Its cause or source is a docstring below, or a comment on its lines or on

@@ -113,7 +113,10 @@ def test_serve_without_its_libraries(library: str) -> None:
     done = subprocess.run(command, env=devices.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 11
     assert done.stderr.count("\n") == 1
-    assert f"without {library}; to do: python3 -m pip install 'waitress>=3.0.1,<4' 'prometheus_client>=0.20'" in done.stderr
+    assert (
+        f"without {library}; to do: python3 -m pip install 'waitress>=3.0.1,<4' 'prometheus_client>=0.20'"
+        in done.stderr
+    )
     assert json.loads(done.stdout)["error"]["kind"] == "no_waitress"
 
 

@@ -29,7 +29,17 @@ EXTRAS = {
 """The parts of compress/ that import packages of an extra."""
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [
     path
-    for folder in ("benchmarks", "compress", "coralline_pycoral", "darwinn", "deploy", "docs", "examples", "models", "tests")
+    for folder in (
+        "benchmarks",
+        "compress",
+        "coralline_pycoral",
+        "darwinn",
+        "deploy",
+        "docs",
+        "examples",
+        "models",
+        "tests",
+    )
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".j2", ".yaml", ".toml")
 ]
