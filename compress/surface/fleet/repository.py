@@ -470,14 +470,9 @@ class Editor:
 def init(
     folder: Path, keys: Path, root_keys: int = 3, threshold: int = 2, days: Mapping[str, int] | None = None
 ) -> Contents:
-    """Create a repository, and all keys, in an empty folder.
+    """Create a repository, and all keys and the trusted root in the folder `keys`.
 
-    Args:
-        folder: the repository.
-        keys: the folder for the keys and the trusted root.
-        root_keys: the number of root keys.
-        threshold: the number of root keys that must sign a new root.
-        days: see `Editor`.
+    `threshold` of the root keys must sign a new root. `days`: see `Editor`.
 
     Raises:
         PipelineError: the numbers are impossible.
