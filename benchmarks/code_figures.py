@@ -32,6 +32,7 @@ PRODUCT = ("compress", "deploy", "coralline_pycoral", "darwinn")
 FOLDERS = tuple(folder for folder in PRODUCT if (ROOT / folder).exists())
 SHORT = 3
 SMALL_MODULE = 80
+"""Both from the issue "A trunk one person can carry"."""
 TRIVIAL = frozenset({0, 1, -1, 2, 10, 100, 127, 128, 255, 256})
 ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Name, ast.operator, ast.unaryop, ast.expr_context)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
