@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compress.surface.cli.parser import Subparsers
 
 MOST_RUNS = 6
-"""Chosen: with more runs the columns of the table do not fit a terminal."""
+"""Chosen: a table with more columns is hard to read."""
 NOTE_INTERVAL_S = 5
 """Chosen: seconds between two notes on the progress of `data`."""
 SENSITIVITY = "-sensitivity"
