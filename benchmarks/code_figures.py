@@ -3,8 +3,8 @@
 Prints the size of the project by package, with its tests, benchmarks and manuals; and, for the product or for the
 folders in the arguments, class names that are used more than once, vague names and words, small modules, private
 functions that are used once, and constants without a cause. `--list` prints where they are. `--sample N` prints N
-random docstrings and N random messages of exceptions for review. Writes no file. Complex functions are listed by
-`ruff check --select C901`.
+random docstrings and N random messages of exceptions for review. Writes no file. `ruff check --select C901` lists
+complex functions.
 
 A constant is a name at module level whose value is a number, or arithmetic of numbers and names; round numbers and the
 limits of 8-bit integers (TRIVIAL) are none. Its cause or source is a docstring below, or a comment on its lines or on
@@ -32,6 +32,7 @@ PRODUCT = ("compress", "deploy", "coralline_pycoral", "darwinn")
 FOLDERS = tuple(folder for folder in PRODUCT if (ROOT / folder).exists())
 SHORT = 3
 SMALL_MODULE = 80
+"""Both from the issue "A trunk one person can carry"."""
 TRIVIAL = frozenset({0, 1, -1, 2, 10, 100, 127, 128, 255, 256})
 ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Name, ast.operator, ast.unaryop, ast.expr_context)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

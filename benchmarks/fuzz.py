@@ -40,12 +40,13 @@ SECONDS = 10
 WAITING = 6
 """The limit of elapsed time is SECONDS times this factor, because other processes run too."""
 ROOM = 300 << 20
+"""Bytes of memory, chosen: more than the 256 MiB to which compressed content may unpack."""
 OUTCOMES = ("missing", "refused", "answer", "exception", "different", "memory", "died", "hang", "contained")
 SOUND = ("missing", "refused", "answer", "contained")
 BLOCK = 50
 """Mutations of one target that a worker makes in a row."""
-MOST_KEPT = 20
-MOST_KEPT_BYTES = 100_000
+MOST_KEPT, MOST_KEPT_BYTES = 20, 100_000
+"""Chosen: the corpus is in git, and has to stay below a megabyte."""
 
 
 class Worker:

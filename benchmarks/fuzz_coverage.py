@@ -24,9 +24,8 @@ with atheris.instrument_imports(include=["compress", "darwinn", "deploy"]):
     from fuzz_targets import CORPUS, Seed
 
 BUILD = repository.FOLDER.parent / "build" / "fuzz"
-SECONDS = 10
-MEGABYTES = 2048
-MAX_BYTES = 100_000
+SECONDS, MEGABYTES, MAX_BYTES = 10, 2048, 100_000
+"""Chosen limits of libFuzzer: time and memory of a file, and its size."""
 
 
 def main() -> None:

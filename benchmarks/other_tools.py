@@ -4,7 +4,7 @@
     python benchmarks/other_tools.py --list | --print
 
 Every tool runs in its own process and its own Python environment, which is made in build/others when it is needed: the
-versions are in benchmarks/others/requirements. A worker in benchmarks/others (with_TOOL.py) gets a model and
+versions are in benchmarks/others/requirements. A worker (benchmarks/others/workers.py) gets a model and
 calibration samples, and writes a .tflite file. All files are judged by one program in one runtime
 (benchmarks/others/judge.py). A tool that cannot read a model, fails, crashes or takes too long is a result with its
 reason, and so is an environment that cannot be made.
@@ -132,7 +132,7 @@ class Comparison:
         except environments.UnavailableError as error:
             outcome = Outcome(FAILED, f"its environment cannot be made: {error}")
         else:
-            command = [python, str(OTHERS / f"{tool.worker}.py"), str(folder)]
+            command = [python, str(OTHERS / "workers.py"), tool.worker, str(folder)]
             environment = tool_environment(python) if tool.environment else project_environment()
             outcome = run(command, folder, self.timeout, environment)
         pair = outcome.to_json()

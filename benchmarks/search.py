@@ -43,6 +43,7 @@ from compress.results.search import TrialRecord
 
 RESULTS = repository.RESULTS / "search.json"
 LIMIT_MS = 8.0
+"""Chosen: the reference of the hypervolume."""
 Values = Mapping[str, Any]
 Problem = Callable[[Values, np.random.Generator], tuple[float, float, float]]
 """Returns error, latency in ms and the excess of a limit from settings and noise."""

@@ -62,7 +62,9 @@ SOAK_SIDES = (8, 32, 40, 64, 120, 240)
 ATTACK_FILTERS = 512
 """Chosen so that an inference takes some milliseconds: long enough to be disturbed."""
 ATTACKED_CLIENTS = 4
+"""Chosen: so few that they do not wait for each other, and the latency is that of the attack."""
 GARBAGE = VANISH = 0.05
+"""Chosen: often enough to occur thousands of times in an hour."""
 WARM_S = 1.0
 PATIENCE_S = 30.0
 """How long clients wait for their last answers."""

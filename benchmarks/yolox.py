@@ -56,11 +56,13 @@ SIZES = (416, 320)
 CALIBRATION = 100
 STRIDES = (8, 16, 32)
 CLASSES = 80
+"""Of COCO, with which the network was trained."""
 BORDER = 114
 """The value of the border of letterboxed photos, as in the training of YOLOX."""
 LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100
 """Settings of YOLOX's own evaluation."""
 CANDIDATES = 3000
+"""Chosen: boxes of a photo that are compared; the best MOST are kept."""
 FLOAT = "float"
 CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
 SILU, RELU = "silu", "relu"

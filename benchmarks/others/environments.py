@@ -13,6 +13,7 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
 LONGEST = 400
+"""Characters of pip's error that are kept."""
 
 
 class UnavailableError(Exception):

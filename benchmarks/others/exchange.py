@@ -1,6 +1,6 @@
 """Files between benchmarks/other_tools.py and the workers, which run in other Python environments.
 
-A worker is a program with one argument, a folder with job.json, whose keys are described at `Job`. It writes a .tflite
+A worker gets a folder with job.json, whose keys are described at `Job`. It writes a .tflite
 file and result.json: {"status": "made"}, or {"status": "cannot" or "failed", "error": text}, and facts about the run.
 
 This module needs numpy alone: every environment has it.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,12 +89,12 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
     part.replace(folder / RESULT)
 
 
-def run_worker(work: Callable[[Job], dict[str, Any] | None]) -> None:
-    """Run a worker: `work` writes the .tflite file, and returns facts about the run."""
+def run_worker(work: Callable[[Job], dict[str, Any]], folder: Path) -> None:
+    """Run a worker in the folder of a job: `work` writes the .tflite file, and returns facts about the run."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    folder = Path(sys.argv[1]).resolve()
+    folder = folder.resolve()
     try:
-        facts = work(read_job(folder)) or {}
+        facts = work(read_job(folder))
     except UnsupportedError as error:
         write_result(folder, {"status": "cannot", "error": str(error)})
     except Exception as error:  # noqa: BLE001 - the error of another program is a result

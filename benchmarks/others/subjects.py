@@ -32,6 +32,7 @@ from PIL import Image
 Floats = NDArray[np.float32]
 Samples = dict[str, NDArray[Any]]
 CALIBRATION = 200
+"""Chosen: the number of calibration samples that every tool gets."""
 CROPS = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.5, 0.5))
 """Where five square crops of a photo are: the corners and the centre; a classifier sees each as a sample."""
 CROP_SIDE = 0.8

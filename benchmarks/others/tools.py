@@ -15,7 +15,7 @@ class Tool:
 
     Attributes:
         name: of the column in the tables.
-        worker: the program next to this file that runs it.
+        worker: the function in workers.py that runs it.
         environment: its environment; "" for the project's own.
         package: the package that gives the version.
         variant: settings that its worker knows; "" for the default.
@@ -41,27 +41,27 @@ CONVERTER, ONNX2TF = "TFLiteConverter", "onnx2tf"
 TOOLS = {
     tool.name: tool
     for tool in (
-        Tool(OURS, "with_coralline"),
-        Tool(CONVERTER, "with_tflite_converter", "tensorflow", "tensorflow"),
+        Tool(OURS, "coralline"),
+        Tool(CONVERTER, "tflite_converter", "tensorflow", "tensorflow"),
         Tool(
             f"{CONVERTER}, dense per tensor",
-            "with_tflite_converter",
+            "tflite_converter",
             "tensorflow",
             "tensorflow",
             variant="dense per tensor",
         ),
-        Tool(ONNX2TF, "with_onnx2tf", "onnx2tf", "onnx2tf"),
-        Tool(f"{ONNX2TF}, per tensor", "with_onnx2tf", "onnx2tf", "onnx2tf", variant="per tensor"),
+        Tool(ONNX2TF, "onnx2tf", "onnx2tf", "onnx2tf"),
+        Tool(f"{ONNX2TF}, per tensor", "onnx2tf", "onnx2tf", "onnx2tf", variant="per tensor"),
         Tool(
             "ai-edge-quantizer",
-            "with_ai_edge_quantizer",
+            "ai_edge_quantizer",
             "ai_edge_quantizer",
             "ai-edge-quantizer",
             float_files_of=(CONVERTER, ONNX2TF),
         ),
-        Tool("litert-torch", "with_litert_torch", "litert_torch", "litert-torch"),
-        Tool(f"{OURS}, QAT", "with_coralline", variant="qat", labelled_only=True),
-        Tool("tfmot, QAT", "with_tfmot", "tfmot", "tensorflow-model-optimization"),
+        Tool("litert-torch", "litert_torch", "litert_torch", "litert-torch"),
+        Tool(f"{OURS}, QAT", "coralline", variant="qat", labelled_only=True),
+        Tool("tfmot, QAT", "tfmot", "tfmot", "tensorflow-model-optimization"),
     )
 }
 """In the order in which they run: those that read float files are after those that write them."""

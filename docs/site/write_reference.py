@@ -27,6 +27,7 @@ from compress.data.dataset import Splitting  # noqa: E402
 from compress.data.sources import SOURCES  # noqa: E402
 from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys, SearchSettings  # noqa: E402
 from compress.surface.cli import manual  # noqa: E402
+from compress.targets.edgetpu import operators_page  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
 from compress.tasks.base import Refusal, Task, Use  # noqa: E402
 from deploy.contract import bundle as device_bundle  # noqa: E402
@@ -45,7 +46,7 @@ def pages() -> dict[str, str]:
         "reference/tasks": tasks(),
         "reference/targets": target_page(),
         "reference/exit_codes": exit_codes(),
-        "operators": manual.operators(),
+        "operators": operators_page.page(),
     }
 
 

@@ -26,6 +26,7 @@ MAX_PHOTOS = 20
 MAX_QUERY = 1000
 MAX_CONNECTIONS = 32
 TIMEOUT_S = 20.0
+"""All chosen: far above what the page of one shop sends."""
 HEADER = "X-Shop"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 STATIC = {

@@ -26,6 +26,7 @@ VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mjpeg", ".mjpg")
 TYPES = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png", b"BM": "image/bmp", b"RIFF": "image/webp"}
 """Types of files that a browser shows, by their first bytes."""
 MAX_FILE_BYTES = 1 << 26
+"""Chosen: more than a photo of any camera has."""
 
 
 class Picture(NamedTuple):

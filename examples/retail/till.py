@@ -14,8 +14,8 @@ from deploy.contract.errors import ArgumentError, DeviceError, ImageError
 
 KEPT = 5
 """The number of pictures that are kept."""
-TOP = 3
-SHOWN_EVENTS = 20
+TOP, SHOWN_EVENTS = 3, 20
+"""Chosen: answers of a picture, and changes, that fit the page."""
 
 
 class Seen(NamedTuple):

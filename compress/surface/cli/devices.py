@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.core.errors import DeploymentError, PipelineError
-from compress.surface.cli.output import note, show, write, write_json
+from compress.surface.cli.output import note, show, write
 from compress.surface.cli.parser import add_command
 
 if TYPE_CHECKING:
@@ -186,11 +186,9 @@ def status(options: argparse.Namespace) -> int:
     rows = rollout.work(
         _addresses(options), _access(options), lambda session, _: release.status(session), options.jobs, note, None
     )
-    if options.json:
-        write_json({"schema_version": 1, "devices": [row.to_json() for row in rows]})
-    else:
-        errors = [str(row.error) for row in rows if row.error is not None]
-        write("\n".join([rollout.status_table(rows), *errors]))
+    errors = [str(row.error) for row in rows if row.error is not None]
+    text = "\n".join([rollout.status_table(rows), *errors])
+    show({"schema_version": 1, "devices": [row.to_json() for row in rows]}, text, as_json=options.json)
     return 0 if all(row.result in ("sound", "nothing deployed") for row in rows) else DeploymentError.exit_code
 
 
@@ -260,9 +258,7 @@ def _print_rows(rows: Sequence[RolloutResult], *, as_json: bool) -> int:
     errors = [row.error for row in rows if row.error is not None]
     if len(rows) == 1 and errors:
         raise errors[0]
-    if as_json:
-        devices = [row.to_json() for row in rows]
-        write_json({"schema_version": 1, "devices": devices, "failed": len(errors)})
-    else:
-        write("\n".join([rollout.table(rows), *(str(error) for error in errors)]))
+    devices = [row.to_json() for row in rows]
+    text = "\n".join([rollout.table(rows), *(str(error) for error in errors)])
+    show({"schema_version": 1, "devices": devices, "failed": len(errors)}, text, as_json=as_json)
     return DeploymentError.exit_code if errors else 0

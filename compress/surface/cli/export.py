@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from compress.core.errors import PipelineError
 from compress.report.wording import number
 from compress.surface.cli.models import add_range, add_reading_options
-from compress.surface.cli.output import show, write, write_file, write_json
+from compress.surface.cli.output import show, write_file
 from compress.surface.cli.parser import PROGRAM, add_command
 
 if TYPE_CHECKING:
@@ -115,16 +115,11 @@ def init(options: argparse.Namespace) -> int:
         )
     write_file(out, first.text, "the pipeline file cannot be written")
     steps = [(step.id, status) for step, status in preview(load(out), Path("runs"))]
-    if options.json:
-        facts = {"schema_version": 1, "out": str(out), "messages": list(first.messages)}
-        write_json({**facts, "steps": [{"id": step, "status": status} for step, status in steps]})
-        return 0
-    for line in first.messages:
-        write(line)
-    write(f"written: {out}")
-    for step, status in steps:
-        write(f"{step:<20} {status}")
-    write(f"next: {PROGRAM} {out}")
+    facts = {"schema_version": 1, "out": str(out), "messages": list(first.messages)}
+    facts["steps"] = [{"id": step, "status": status} for step, status in steps]
+    rows = [f"{step:<20} {status}" for step, status in steps]
+    lines = [*first.messages, f"written: {out}", *rows, f"next: {PROGRAM} {out}"]
+    show(facts, "\n".join(lines), as_json=options.json)
     return 0
 
 
@@ -152,36 +147,34 @@ def export(options: argparse.Namespace) -> int:
             trust=options.trust,
             monitor=console,
         )
-    if options.json:
-        write_json(dict(result.facts))
-    else:
-        _print(result.facts, folder)
+    show(dict(result.facts), _summary(result.facts, folder), as_json=options.json)
     if (error := result_error(result.run.record)) is not None:
         raise error
     return 0
 
 
-def _print(facts: Any, folder: Path) -> None:
-    """Print the summary."""
+def _summary(facts: Any, folder: Path) -> str:
+    """Return the summary of an export as text."""
+    lines = []
     if facts["preprocess"]:
         steps = ", ".join(f"{name} {json.dumps(step[name])}" for step in facts["preprocess"] for name in step)
-        write(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
+        lines.append(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
     if "box_format" in facts:
-        write(f"a detector: its bundle answers with boxes: {facts['box_format']}")
+        lines.append(f"a detector: its bundle answers with boxes: {facts['box_format']}")
     for output in facts["outputs"]:
         same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"
         error = f"largest difference {output['max_abs_error']:.3g}"
-        write(f"output {output['name']} {output['shape']}: {output['sqnr_db']:.1f} dB SQNR, {error}{same}")
+        lines.append(f"output {output['name']} {output['shape']}: {output['sqnr_db']:.1f} dB SQNR, {error}{same}")
     if facts["placement"] is not None:
-        write(facts["placement"]["summary"])
+        lines.append(facts["placement"]["summary"])
     for host, latency in facts["latency_ms"].items():
         value, low, high = (number(latency[key], "ms") for key in ("value", "low", "high"))
-        write(f"{host}: {value} predicted ({low} to {high})")
-    write(f"verdict: {facts['verdict']}")
-    for warning in facts["warnings"]:
-        write(f"- {warning}")
-    write(f"report: {facts['files']['report.html']}")
-    write(f"next: edit {folder / 'pipeline.yaml'} and run it again: {PROGRAM} {folder / 'pipeline.yaml'}")
+        lines.append(f"{host}: {value} predicted ({low} to {high})")
+    lines.append(f"verdict: {facts['verdict']}")
+    lines += [f"- {warning}" for warning in facts["warnings"]]
+    lines.append(f"report: {facts['files']['report.html']}")
+    lines.append(f"next: edit {folder / 'pipeline.yaml'} and run it again: {PROGRAM} {folder / 'pipeline.yaml'}")
+    return "\n".join(lines)
 
 
 def frigate(options: argparse.Namespace) -> int:

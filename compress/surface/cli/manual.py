@@ -1,4 +1,4 @@
-"""The manual, from the code: stages with their settings, the JSON schema of pipeline.yaml, the Edge TPU's rules."""
+"""The manual, from the code: stages with their settings, and the JSON schema of pipeline.yaml."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
     model = _hoisted(_schema(ModelSettings), definitions) | one
-    properties = {**_properties(_schema(PipelineKeys), definitions), "model": model}
+    properties = {**_hoisted(_schema(PipelineKeys), definitions)["properties"], "model": model}
     properties["target"]["enum"] = [*targets.TARGETS]
     properties["data"] = {
         "type": "object",
@@ -147,11 +147,6 @@ def _hoisted(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, A
     return schema
 
 
-def _properties(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    properties: dict[str, Any] = _hoisted(schema, definitions)["properties"]
-    return properties
-
-
 def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of a map with exactly one of these keys. A value without required settings may be null."""
     return {
@@ -185,10 +180,3 @@ def _step(step: Any) -> dict[str, Any]:
             name: field.metadata["kind"].schema() | {"description": texts[field.name]} for name, field in fields.items()
         },
     }
-
-
-def operators() -> str:
-    """Return the page about the operators of the Edge TPU."""
-    from compress.targets.edgetpu import operators_page
-
-    return operators_page.page()

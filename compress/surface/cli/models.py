@@ -13,7 +13,7 @@ from compress.surface.cli.parser import add_command
 SIZES = tuple(range(160, 641, 32))
 """The sizes of `check --sizes`: multiples of 32, as detectors with strides up to 32 need."""
 LARGEST_SIZE = 4096
-"""Chosen, to refuse typing errors: the vendor's compiler maps no network of images near this size."""
+"""Chosen, to refuse typing errors."""
 
 if TYPE_CHECKING:
     from compress.surface.cli.parser import Parser, Subparsers

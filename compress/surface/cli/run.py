@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from compress.core.errors import PipelineError
 from compress.core.measurement import LATENCIES, SIZES, Measurement
-from compress.surface.cli.output import note, write, write_file, write_json
+from compress.surface.cli.output import note, show, write, write_file
 from compress.surface.cli.parser import PROGRAM, add_command
 
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
             note(f"coralline: worker {worker} is done; the chief writes the results")
             return 0
         record = runner.run(pipeline, options.out, console, forced, store, is_chief=worker == 0)
-    if options.json:
-        write_json(record.to_json())
-    else:
-        _print_results(record, folder)
+    show(record.to_json(), _results(record, folder), as_json=options.json)
     if (error := result_error(record)) is not None:
         raise error
     return 0
@@ -110,7 +107,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     if options.dry_run:
         recipes.budget_of(document, pipeline)
         names = [recipe.name for recipe in recipes.RECIPES]
-        write_json({"schema_version": 1, "recipes": names}) if options.json else write("\n".join(names))
+        show({"schema_version": 1, "recipes": names}, "\n".join(names), as_json=options.json)
         return 0
     store_in(options.out, options.store)  # an error of the shared store comes before the first recipe
     worker = worker_process(options.store)
@@ -139,44 +136,37 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
         {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
         for step, status in preview(pipeline, options.out, frozenset(options.force), store)
     ]
-    if options.json:
-        write_json({"schema_version": 1, "name": pipeline.head.name, "steps": steps})
-        return 0
-    for row in steps:
-        write(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip())
+    text = "\n".join(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip() for row in steps)
+    show({"schema_version": 1, "name": pipeline.head.name, "steps": steps}, text, as_json=options.json)
     return 0
 
 
-def _print_results(record: RunRecord, folder: Path) -> None:
+def _results(record: RunRecord, folder: Path) -> str:
+    """Return the results of a run as text."""
     from compress.report import verdict
-    from compress.report.verdict import latency_text
 
-    if record.latency is not None:
-        write(latency_text(record.latency))
-    _print_comparison(record)
+    lines = [] if record.latency is None else [verdict.latency_text(record.latency)]
+    lines += _comparison(record)
     if record.verdict is not None:
-        write(f"verdict: {record.verdict.level}")
-        for reason in record.verdict.reasons:
-            write(f"- {reason}")
+        lines += [f"verdict: {record.verdict.level}", *(f"- {reason}" for reason in record.verdict.reasons)]
     if record.placement is not None:
-        if record.placement.compiled:
-            write("compiled for the Edge TPU")
-        write(record.placement.summary)
-    for command in verdict.commands(record):
-        write(f"next, in {folder}: {command}")
-    write(f"report: {folder / 'report.html'}")
+        lines += ["compiled for the Edge TPU"] * record.placement.compiled
+        lines.append(record.placement.summary)
+    lines += [f"next, in {folder}: {command}" for command in verdict.commands(record)]
+    return "\n".join([*lines, f"report: {folder / 'report.html'}"])
 
 
-def _print_comparison(record: RunRecord) -> None:
-    """Print the measurements of both models as a table, if there are two."""
+def _comparison(record: RunRecord) -> list[str]:
+    """Return the measurements of both models as lines of a table, if there are two models."""
     if record.models is None:
-        return
-    write(f"{'':<16} {'original':>12} {'result':>12}")
+        return []
+    lines = [f"{'':<16} {'original':>12} {'result':>12}"]
     models = (record.models.original, record.models.result)
     for metric in (*record.metrics, *SIZES, LATENCIES[0]):
         before, after = (_formatted(model.measurements[metric.name]) for model in models)
         is_time_here = metric.name == "latency_ms" and record.latency is not None and record.latency.parts
-        write(f"{'cpu_ms (here)' if is_time_here else metric.name:<16} {before:>12} {after:>12}")
+        lines.append(f"{'cpu_ms (here)' if is_time_here else metric.name:<16} {before:>12} {after:>12}")
+    return lines
 
 
 def _formatted(measurement: Measurement) -> str:

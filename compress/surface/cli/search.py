@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.core.errors import PipelineError, ResultError
-from compress.surface.cli.output import note, write, write_json
+from compress.surface.cli.output import note, show
 from compress.surface.cli.parser import add_command
 
 if TYPE_CHECKING:
@@ -51,11 +51,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 
 def worker_process(store: str | None = None) -> WorkerProcess:
-    """Return the process that runs trials.
-
-    Args:
-        store: the location of the shared store, if there is one.
-    """
+    """Return the process that runs trials, with the location of the shared store if there is one."""
     from compress.core import sandbox
     from compress.pipeline.search.worker import WorkerProcess
 
@@ -88,17 +84,12 @@ def search(options: argparse.Namespace) -> int:
         if options.join:
             note(f"coralline: trials of {options.pipeline} for the search {study.name}, {sampler_name()}")
             ran = running.join()
-            write_json({"schema_version": 1, "trials": ran}) if options.json else write(
-                f"{count(ran, 'trial')} run here"
-            )
+            show({"schema_version": 1, "trials": ran}, f"{count(ran, 'trial')} run here", as_json=options.json)
             return 0
         note(f"coralline: {options.pipeline} -> {running.folder}, search {study.name}, {sampler_name()}")
         record = running.run()
-    if options.json:
-        write_json(record.to_json())
-    else:
-        write(search_page.text(record).rstrip("\n"))
-        write(f"report: {running.folder / 'search.html'}")
+    text = f"{search_page.text(record)}\nreport: {running.folder / 'search.html'}"
+    show(record.to_json(), text, as_json=options.json)
     if record.recommended is None:
         raise ResultError(record.reason, where="search", hint=record.hint)
     return 0
@@ -107,14 +98,7 @@ def search(options: argparse.Namespace) -> int:
 @contextmanager
 def _joining(options: argparse.Namespace, folder: Path) -> Iterator[None]:
     """Start the other processes of this machine; they end with the search, or are interrupted with it."""
-    command = [
-        *PROGRAM,
-        "search",
-        str(options.pipeline),
-        "--join",
-        "--out",
-        str(options.out),
-    ]
+    command = [*PROGRAM, "search", str(options.pipeline), "--join", "--out", str(options.out)]
     for name, value in (("--storage", options.storage), ("--store", options.store)):
         command += [] if value is None else [name, value]
     processes = []
@@ -140,9 +124,6 @@ def _dry_run(space: Space, *, as_json: bool) -> int:
     from compress.pipeline.search.run import varied
 
     settings = varied(space)
-    if as_json:
-        write_json({"schema_version": 1, "settings": settings, "combinations": space.count})
-        return 0
-    for name, values in settings.items():
-        write(f"{name:<28} {values}")
+    text = "\n".join(f"{name:<28} {values}" for name, values in settings.items())
+    show({"schema_version": 1, "settings": settings, "combinations": space.count}, text, as_json=as_json)
     return 0

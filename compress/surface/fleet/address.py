@@ -78,10 +78,7 @@ def parse(text: str) -> DeviceAddress:
 def parse_ssh(text: str, *, where: str = "", allowed: str = "ssh://[user@]host[:port][/folder]") -> DeviceAddress:
     """Parse the address of a host, with or without a folder; the path is empty without one.
 
-    Args:
-        text: the address.
-        where: the option with the address, for the message.
-        allowed: the accepted forms, for the message.
+    `where`, the option with the address, and `allowed`, the accepted forms, are for the message.
 
     Raises:
         PipelineError: the text is not an address of this form.

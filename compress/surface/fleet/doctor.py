@@ -34,13 +34,9 @@ _SSH_FAILED = 255
 def run_over_ssh(
     address: DeviceAddress, script: str, arguments: list[str], content: bytes
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a shell script on another host, which must be in known_hosts and accept an SSH key.
+    """Run a script for `sh` with $1, $2, … and a standard input on another host.
 
-    Args:
-        address: the host.
-        script: the script for `sh`.
-        arguments: its $1, $2, ….
-        content: its standard input.
+    The host must be in known_hosts, and accept an SSH key.
 
     Raises:
         StageError: the host cannot be reached, or the script takes too long.
@@ -63,10 +59,7 @@ def run_over_ssh(
 def examine(to: str | None, python: str, *, as_json: bool) -> tuple[str, int]:
     """Return the output of `runner.pyz doctor`, and its exit code.
 
-    Args:
-        to: the address of another host; None for this host and this interpreter.
-        python: the interpreter on the other host.
-        as_json: whether the output is JSON.
+    `to` is the address of another host, and `python` the interpreter there; None: this host and this interpreter.
 
     Raises:
         PipelineError: `to` is not an address.

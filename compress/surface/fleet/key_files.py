@@ -23,11 +23,7 @@ CREATE = "python -m compress trust init creates keys"
 
 
 def generate(folder: Path, role: str) -> Path:
-    """Create a private key; an existing file is never overwritten.
-
-    Args:
-        folder: the folder of the keys.
-        role: the beginning of the file name; a number follows.
+    """Create a private key in a folder; its name is the role with a number. An existing file is never overwritten.
 
     Raises:
         StoreError: the folder cannot be written.

@@ -71,11 +71,7 @@ class Release:
 
 
 def load(path: Path, runner: bytes | None = None) -> Release:
-    """Return the release of a bundle.
-
-    Args:
-        path: the bundle.
-        runner: the runner; None: that of this Coralline.
+    """Return the release of a bundle with a runner; None: that of this Coralline.
 
     Raises:
         ModelError: the verification of the bundle failed.

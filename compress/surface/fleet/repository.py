@@ -285,17 +285,14 @@ class Editor:
             except bundle.BundleError as error:
                 raise SigningError(f"is not added: {error}", where=name, hint="run the pipeline again") from error
         with self._changing():
-            self._add(files)
-
-    def _add(self, files: Mapping[str, bytes]) -> None:
-        new = {**files, RUNNER: runner_pyz.content()}
-        before = self.contents.targets.get(RUNNER)
-        remaining = set(self.contents.targets) - set(new)
-        if before and remaining and before.hashes["sha256"] != runner_pyz.digest():
-            # Bundles that stay listed may be installed with the earlier runner, and `rollback` needs both.
-            name = f"runner-{before.hashes['sha256'][:12]}{trust.RUNNER_ENDING}"
-            new[name] = trust.download(str(self.folder), RUNNER, self.contents.targets, consistent=True)
-        self._release(new, ())
+            new = {**files, RUNNER: runner_pyz.content()}
+            before = self.contents.targets.get(RUNNER)
+            remaining = set(self.contents.targets) - set(new)
+            if before and remaining and before.hashes["sha256"] != runner_pyz.digest():
+                # Bundles that stay listed may be installed with the earlier runner, and `rollback` needs both.
+                name = f"runner-{before.hashes['sha256'][:12]}{trust.RUNNER_ENDING}"
+                new[name] = trust.download(str(self.folder), RUNNER, self.contents.targets, consistent=True)
+            self._release(new, ())
 
     def remove(self, names: Sequence[str]) -> None:
         """Publish targets metadata without some files: devices do not install them any more.
@@ -470,14 +467,9 @@ class Editor:
 def init(
     folder: Path, keys: Path, root_keys: int = 3, threshold: int = 2, days: Mapping[str, int] | None = None
 ) -> Contents:
-    """Create a repository, and all keys, in an empty folder.
+    """Create a repository, and all keys and the trusted root in the folder `keys`.
 
-    Args:
-        folder: the repository.
-        keys: the folder for the keys and the trusted root.
-        root_keys: the number of root keys.
-        threshold: the number of root keys that must sign a new root.
-        days: see `Editor`.
+    `threshold` of the root keys must sign a new root. `days`: see `Editor`.
 
     Raises:
         PipelineError: the numbers are impossible.

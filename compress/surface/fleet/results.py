@@ -22,12 +22,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 def take_in(path: Path, run: Path | None, device: str | None) -> Path:
-    """Store a result file of a device.
+    """Store a result file of a device in the folder of the run with its bundle.
 
-    Args:
-        path: the file.
-        run: the folder with the bundle; None: runs/NAME, with the name in the file.
-        device: the name of the device; None: the name of the file.
+    Without a folder, it is runs/NAME, by the name in the file. Without a name, the device is named like the file.
 
     Raises:
         DataError: the file is not a result of the runner, or belongs to another bundle.

@@ -116,11 +116,6 @@ def test_garbage_is_refused_and_the_connection_stays(body: bytes, slow: tuple[Se
     [
         ({"X_Shape": "2,2,2", "X_Dtype": "uint8"}, 400),
         ({"X_Shape": "4,4", "X_Dtype": "object"}, 400),
-        ({"X_Shape": "-4,-4", "X_Dtype": "uint8"}, 400),
-        ({"X_Shape": "\xb2,8", "X_Dtype": "uint8"}, 400),
-        ({"X_Shape": "9" * 5000, "X_Dtype": "uint8"}, 400),
-        ({"X_Shape": "1,1,1,1,16", "X_Dtype": "uint8"}, 400),
-        ({"X_Shape": "4,,4", "X_Dtype": "uint8"}, 400),
         ({"X_Shape": "999999,999999,999999", "X_Dtype": "float64"}, 400),
         ({"X_Shape": "4,1,1", "X_Dtype": "float32"}, 200),
     ],
@@ -147,19 +142,8 @@ def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
     "top",
     [
         "%C2%B2",
-        "%D9%A3",
-        "%E2%91%A0",
         "1e3",
-        "%EF%BC%93",
-        "9" * 18,
-        "9" * 1900,
         "1001",
-        "-1",
-        "%2B1",
-        "1_0",
-        "1.0",
-        "1%20",
-        "%FF",
     ],
 )
 def test_a_number_is_ascii_digits_in_its_range(top: str, slow: tuple[Service, Slow]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -472,37 +471,3 @@ def test_names_that_are_not_unicode_and_streams_that_are_ascii(tmp_path: Path, p
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
     assert done.stdout.endswith(b"report: runs/tiny/report.html\n")
-
-
-def test_a_terminal_shows_progress_and_keeps_the_lines(tmp_path: Path) -> None:
-    pause = {"pause": {"started": str(tmp_path / "started"), "seconds": 1.5}}
-    path = tiny.project(tmp_path / "project", [pause])
-    controlling, terminal = pty.openpty()
-    process = subprocess.Popen(
-        command(path),
-        cwd=tmp_path,
-        env=environment() | {"TERM": "xterm", "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    shown = b""
-    try:
-        while chunk := os.read(controlling, 4096):
-            shown += chunk
-    except OSError:  # Linux: the other end is closed
-        pass
-    os.close(controlling)
-    assert process.stdout is not None
-    results = process.stdout.read()
-    process.stdout.close()
-    assert process.wait() == 0
-    text = shown.decode()
-    assert "loss 0.500" in text
-    assert "━" in text
-    assert "\x1b[" in text
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
-    assert re.search(r"^model +done +\d+\.\d s$", lines, re.M)
-    assert re.search(r"^pause +done +\d+\.\d s$", lines, re.M)
-    assert b"\x1b" not in results
-    assert "loss" not in (tmp_path / "runs" / "tiny" / "run.log").read_text()

@@ -218,12 +218,13 @@ def on_terminal(tmp_path: Path, seconds: float = 1.5, interrupt: bool = False, *
     stages = [{"pause": {"started": str(started), "seconds": 60 if interrupt else seconds}}]
     path = tiny.project(tmp_path / "project", stages)
     controlling, terminal = pty.openpty()
+    results = tmp_path / "results.txt"
     chosen = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(
         command(path),
         cwd=tmp_path,
         env=chosen | {"TERM": "xterm", "COLUMNS": "100"} | variables,
-        stdout=subprocess.DEVNULL,
+        stdout=results.open("wb"),
         stderr=terminal,
     )
     os.close(terminal)
@@ -264,6 +265,9 @@ def test_the_line_of_a_terminal(tmp_path: Path) -> None:
     stays = visible(text)
     assert [line.split()[0] for line in stays][:3] == ["coralline:", "model", "pause"]
     assert text.rstrip().rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is visible again
+    assert re.fullmatch(r"pause +done +\d+\.\d s", stays[2])
+    assert b"\x1b" not in (tmp_path / "results.txt").read_bytes()
+    assert "loss" not in (tmp_path / "runs" / "tiny" / "run.log").read_text()
 
 
 def test_ctrl_c_leaves_a_clean_line(tmp_path: Path) -> None:

@@ -185,10 +185,9 @@ def test_the_stages_as_plain_values() -> None:
 
 
 def test_every_rule_is_in_the_page_of_the_operators() -> None:
-    from compress.surface.cli import manual
-    from compress.targets.edgetpu import rules
+    from compress.targets.edgetpu import operators_page, rules
 
-    page = manual.operators()
+    page = operators_page.page()
     for rule in rules.RULES:
         requirement, advice = rules.documentation(rule)
         assert f"### {rule.__name__}\n\n{requirement}\n\n{advice}\n" in page
