@@ -47,12 +47,7 @@ class Confidence(NamedTuple):
 
     def to_json(self) -> Any:
         """Return the entry of a manifest, without the measurements."""
-        return {
-            "logits": self.form,
-            "step": self.step,
-            "temperature": self.temperature,
-            "threshold": self.threshold,
-        }
+        return {"logits": self.form, "step": self.step, "temperature": self.temperature, "threshold": self.threshold}
 
 
 def parsed(entry: Any) -> Confidence:

@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 import numpy as np
 
 from deploy.contract.preprocessing import Array
+from deploy.contract.step import count
 from deploy.contract.tensors import TensorDescription
 
 SPLITS = ("training", "validation")
@@ -141,7 +142,7 @@ def parsed(entry: Any, read: Read, tensor: Optional[TensorDescription], classes:
     """
     if tensor is None:
         raise ValueError("no model has the output %r" % (entry.get("output"),))
-    values = int(np.prod(tensor.shape, dtype=np.int64))
+    values = count(tensor.shape)
     head = None
     if entry["head"] is not None:
         weights = read(entry["head"]["weights"])
@@ -160,7 +161,7 @@ def parsed(entry: Any, read: Read, tensor: Optional[TensorDescription], classes:
 
 
 def _references(stored: Array, labels: Array, tensor: TensorDescription, classes: int) -> References:
-    values = int(np.prod(tensor.shape, dtype=np.int64))
+    values = count(tensor.shape)
     if stored.ndim != 2 or stored.shape[1] != values or stored.dtype != np.dtype(tensor.dtype):
         raise ValueError("the reference embeddings are not rows of %d values of %s" % (values, tensor.dtype))
     if labels.shape != (len(stored),) or labels.dtype != np.int64 or ((labels < 0) | (labels >= classes)).any():

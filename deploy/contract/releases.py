@@ -303,7 +303,8 @@ class DeviceFolder:
                 self.drop_incoming()  # a damaged piece must be sent again
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
         self._require_listed(folder)
-        _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
+        about = {"installed": _now(), "by": self.by, "files": files}
+        write_atomically(os.path.join(folder, RELEASE), json.dumps(about).encode())
         if os.path.isdir(destination):  # it was damaged, and may be the current release: replace it file by file
             for name in (BUNDLE, RUNNER, RELEASE):
                 os.replace(os.path.join(folder, name), os.path.join(destination, name))
@@ -377,9 +378,10 @@ class DeviceFolder:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _write(temporary, target + "\n")
-        os.replace(temporary, self._in("current"))
-        sync_folder(self.path)
+            write_atomically(self._in("current"), (target + "\n").encode())
+        else:
+            os.replace(temporary, self._in("current"))
+            sync_folder(self.path)
         self._remember(release)
         if trusted is not None:
             trusted.record(self.path, digests[:1])
@@ -468,10 +470,3 @@ def _part(path: str, offset: int, size: int) -> bytes:
             return stream.read(size)
     except FileNotFoundError:
         return b""  # its digest differs, so the piece is sent again
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())

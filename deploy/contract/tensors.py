@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deploy.contract.preprocessing import Array, dequantize, quantize
+from deploy.contract.step import count
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool")
 MAX_RANK = 8
@@ -83,13 +84,13 @@ class TensorDescription(NamedTuple):
 
     def stored(self, values: Array) -> Array:
         """Return real values in the dtype of the tensor: quantized if it is quantized, rounded if it has integers."""
+        if self.scale is not None and self.is_quantized:
+            return quantize(values, self.scale, self.zero_point, self.dtype)
         dtype = np.dtype(self.dtype)
-        if (self.scale is None or not self.is_quantized) and dtype.kind in "iu":
+        if dtype.kind in "iu":
             limits = np.iinfo(dtype)
             return np.clip(np.rint(values), limits.min, limits.max).astype(dtype)
-        if self.scale is None or not self.is_quantized:
-            return values.astype(dtype)
-        return quantize(values, self.scale, self.zero_point, self.dtype)
+        return values.astype(dtype)
 
     def real(self, stored: Array) -> Array:
         """Return the values of the tensor as float32, dequantized if it is quantized."""
@@ -118,22 +119,17 @@ def unique_names(names: Sequence[str]) -> List[str]:
     for name in names:
         candidate = name
         while candidate in unique:
-            count = following.get(name, 2)
-            candidate = "%s_%d" % (name, count)
-            following[name] = count + 1
+            number = following.get(name, 2)
+            candidate = "%s_%d" % (name, number)
+            following[name] = number + 1
         unique[candidate] = None
     return list(unique)
 
 
 def _is_shape(value: Any) -> bool:
-    if not isinstance(value, list) or not 0 <= len(value) <= MAX_RANK:
+    if not isinstance(value, list) or len(value) > MAX_RANK:
         return False
-    count = 1
-    for length in value:
-        if type(length) is not int or not 0 < length <= MAX_VALUES:
-            return False
-        count *= length
-    return count <= MAX_VALUES
+    return all(type(length) is int and length > 0 for length in value) and count(value) <= MAX_VALUES
 
 
 def _is_valid(key: str, value: Any) -> bool:
@@ -164,7 +160,7 @@ class TensorLayout:
     def __init__(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
         self.names = tuple(names)
         self.shapes: Tuple[Tuple[int, ...], ...] = tuple(tuple(int(side) for side in shape) for shape in shapes)
-        self.sizes = tuple(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
+        self.sizes = tuple(count(shape) for shape in self.shapes)
         self.size = sum(self.sizes)
 
     @classmethod

@@ -23,6 +23,7 @@ Decode = Callable[[Sequence[Array]], Any]
 Row = Dict[str, Any]
 
 
+@dataclasses.dataclass(eq=False)
 class Answer:
     """The answer of a classifier for one sample.
 
@@ -30,11 +31,8 @@ class Answer:
         scores: float32 [outputs], in the order of `labels`.
     """
 
-    __slots__ = ("labels", "scores")
-
-    def __init__(self, scores: Array, labels: List[str]) -> None:
-        self.scores = scores
-        self.labels = labels
+    scores: Array
+    labels: List[str]
 
     @property
     def index(self) -> int:
@@ -64,6 +62,7 @@ class Answer:
         return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
 
 
+@dataclasses.dataclass(eq=False)
 class Recognition(Answer):
     """The answer of a classifier with a calibrated confidence, and with learnt classes: see `deploy.learn.recognizer`.
 
@@ -73,12 +72,8 @@ class Recognition(Answer):
         is_calibrated: whether the confidence is calibrated.
     """
 
-    __slots__ = ("is_calibrated", "threshold")
-
-    def __init__(self, scores: Array, labels: List[str], threshold: float, is_calibrated: bool) -> None:
-        super().__init__(scores, labels)
-        self.threshold = threshold
-        self.is_calibrated = is_calibrated
+    threshold: float
+    is_calibrated: bool
 
     @property
     def confidence(self) -> float:
@@ -94,6 +89,7 @@ class Recognition(Answer):
         return "Recognition(label=%r, confidence=%.6g, is_unknown=%r)" % (self.label, self.score, self.is_unknown)
 
 
+@dataclasses.dataclass(eq=False)
 class NamedOutputs:
     """The outputs of a model for one sample, by name and in the order of the model::
 
@@ -103,10 +99,7 @@ class NamedOutputs:
     An output is float32, in the shape of the model's output without the batch.
     """
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: Dict[str, Array]) -> None:
-        self.arrays = arrays
+    arrays: Dict[str, Array]
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
@@ -136,6 +129,7 @@ class NamedOutputs:
         return "NamedOutputs(%s)" % ", ".join(shapes)
 
 
+@dataclasses.dataclass(eq=False)
 class ChosenLabels(NamedOutputs):
     """The answer of a multi-label classifier for one sample.
 
@@ -144,12 +138,8 @@ class ChosenLabels(NamedOutputs):
         scores: the probabilities, float32 [labels], in the order of `labels`.
     """
 
-    __slots__ = ("labels", "scores")
-
-    def __init__(self, arrays: Dict[str, Array], scores: Array, labels: List[str]) -> None:
-        super().__init__(arrays)
-        self.scores = scores
-        self.labels = labels
+    scores: Array
+    labels: List[str]
 
     def chosen(self) -> List[Tuple[str, float]]:
         """Return the names and probabilities of the labels above one half, the best first."""

@@ -61,7 +61,7 @@ MEANING = {
 }
 """Effect and remedy of each kind."""
 Facts = Dict[str, Any]
-UNIT = "mJ"
+ENERGY_UNIT = "mJ"
 MAX_GAP_S = 2.0
 """The longest time between two readings, and between the measurement and a reading before or after it."""
 
@@ -296,6 +296,9 @@ def text(result: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# --- comparability --------------------------------------------------------------------
+
+
 def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
     """Return all reasons against comparing the result of `bench` so far, with its times, with other measurements."""
     reasons = _host_doubts(result["host"], result["model"]["device"] != "cpu")
@@ -343,6 +346,9 @@ def _throttling(readings: List[Facts]) -> List[str]:
     return [name for bit, name in THROTTLING.items() if bits & bit]
 
 
+# --- energy ---------------------------------------------------------------------------
+
+
 class EnergyMeter:
     """The energy from the creation of this object to `end`, from the file of a power meter or from RAPL.
 
@@ -375,10 +381,10 @@ class EnergyMeter:
 def _from_counters(before: Dict[str, Any], after: Dict[str, Any], inferences: int) -> Measured:
     names = sorted(set(before) & set(after))
     if not names:
-        return missing(UNIT, "no meter")
+        return missing(ENERGY_UNIT, "no meter")
     used = sum((after[name]["uj"] - before[name]["uj"]) % max(before[name]["range_uj"], 1) for name in names)
     note = "RAPL counters of %s: all work of the processor, without the Edge TPU" % ", ".join(names)
-    return measured(used / 1000 / inferences, UNIT, note)
+    return measured(used / 1000 / inferences, ENERGY_UNIT, note)
 
 
 def _readings(path: str) -> List[Tuple[float, float]]:
@@ -403,13 +409,13 @@ def _from_meter(rows: List[Tuple[float, float]], start: float, end: float, infer
     near = [row for row in rows if start - MAX_GAP_S <= row[0] <= end + MAX_GAP_S]
     duration = end - start
     if len(near) < 2 or near[0][0] > start + MAX_GAP_S or near[-1][0] < end - MAX_GAP_S:
-        return missing(UNIT, "the meter's file has no readings of these %.1f s" % duration)
+        return missing(ENERGY_UNIT, "the meter's file has no readings of these %.1f s" % duration)
     times, watts = np.array(near).T
     longest_gap = np.diff(times).max()
     if longest_gap > MAX_GAP_S:
-        return missing(UNIT, "the meter's file has a gap of %.1f s" % longest_gap)
+        return missing(ENERGY_UNIT, "the meter's file has a gap of %.1f s" % longest_gap)
     at = np.concatenate([[start], times[(times > start) & (times < end)], [end]])
     power = np.interp(at, times, watts)
     joules = float((np.diff(at) * (power[1:] + power[:-1]) / 2).sum())
     note = "meter, %d readings over %.1f s, mean %.2f W, idle power included" % (len(near), duration, joules / duration)
-    return measured(joules * 1000 / inferences, UNIT, note)
+    return measured(joules * 1000 / inferences, ENERGY_UNIT, note)

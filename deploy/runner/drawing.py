@@ -131,6 +131,9 @@ def _position(opened: Any, canvas: Array) -> AffineMap:
         raise ImageError("the mask cannot be drawn: %s" % error, "leave out --draw")
 
 
+# --- the files of --draw --------------------------------------------------------------
+
+
 class DrawnFiles:
     """The paths of the images of `--draw`. All are checked before the first one is written.
 

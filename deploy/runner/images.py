@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from deploy.contract import bundle, pictures, recording, text
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
+from deploy.contract.recording import Bytes
 
 MAX_PIXELS = 1 << 25
 """The largest image of a request, and frame of a video: 33 million pixels, 100 MB as RGB."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
-Bytes = Union[bytes, bytearray]
 MAX_AXES = 4
 """Of raw values; chosen: the steps of the preprocessing take up to three axes."""
 MAX_DIMENSION = 10**9 - 1

@@ -348,6 +348,9 @@ def text(result: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# --- the command, and the files of segments -------------------------------------------
+
+
 def run(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     """Run the command: measure a pipeline."""
     if not 1 <= arguments.runs <= MAX_RUNS or arguments.warmup < 0:

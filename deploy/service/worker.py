@@ -19,7 +19,8 @@ from typing import Any, Callable, Deque, Mapping, Optional, Sequence, Set
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, ImageError, UnexpectedError
 from deploy.contract.preprocessing import MOST_BYTES
-from deploy.runner.images import Bytes, decode_body, refuse_type_of_text
+from deploy.contract.recording import Bytes
+from deploy.runner.images import decode_body, refuse_type_of_text
 from deploy.service.metrics import FailureLog
 
 FORM = "application/x-www-form-urlencoded"

@@ -89,40 +89,6 @@ def test_a_full_pipeline_blocks_push(segments: int) -> None:
     assert not producer.is_alive()
 
 
-def test_a_slow_segment_does_not_fill_the_memory() -> None:
-    """Without limits of its ends, only the inputs wait."""
-    release = threading.Event()
-    slow = segment("b", "c")
-
-    class Slow:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(slow, name)
-
-        def invoke(self) -> None:
-            release.wait(10)
-            slow.invoke()
-
-    counted = segment("a", "b")
-    invoked: list[int] = []
-
-    class Counted:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(counted, name)
-
-        def invoke(self) -> None:
-            invoked.append(1)
-            counted.invoke()
-
-    runner = PipelinedModelRunner([Counted(), Slow()])
-    for _ in range(30):
-        runner.push({"a": np.ones((1, 4), np.float32)})
-    runner.push({})
-    threading.Event().wait(0.5)
-    assert len(invoked) == 3  # one in the slow segment, one between, one that waits to be handed over
-    release.set()
-    assert sum(runner.pop() is not None for _ in range(31)) == 30
-
-
 @pytest.mark.parametrize("position", [0, 1])
 def test_an_error_ends_the_pipeline(position: int) -> None:
     class Failing:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from deploy.contract.preprocessing import STEPS, Preprocessing, PreprocessingError, dequantize, fields, needed, quantize
+from deploy.contract.preprocessing import STEPS, Preprocessing, PreprocessingError, dequantize, fields, quantize
 
 RANDOM = np.random.default_rng(0)
 
@@ -160,32 +160,6 @@ def test_specification_survives_json(steps: list[Any]) -> None:
     assert kept == steps
     again = Preprocessing(json.loads(json.dumps(kept)))
     assert again.digest == Preprocessing(steps).digest
-
-
-def test_fields_are_the_keys_of_a_specification() -> None:
-    field_names = {name: list(fields(STEPS[name])) for name in ("resize", "scale", "normalize", "colour")}
-    assert field_names == {
-        "resize": ["size", "filter", "antialias", "levels", "fit", "fill", "align"],
-        "scale": ["from", "to"],
-        "normalize": ["mean", "std"],
-        "colour": ["to", "from"],
-    }
-    assert {name: needed(step) for name, step in STEPS.items()} == {
-        "resize": ["size"],
-        "crop": [],
-        "pad": ["size"],
-        "colour": ["to"],
-        "scale": ["from"],
-        "normalize": ["mean", "std"],
-        "clip": ["to"],
-        "length": ["samples"],
-        "spectrogram": ["frame", "step"],
-        "log_mel": ["frame", "step", "rate", "bins"],
-        "mfcc": ["frame", "step", "rate", "bins"],
-        "reshape": ["shape"],
-        "squeeze": [],
-        "tokens": ["length", "buckets"],
-    }
 
 
 STANDING = [
