@@ -145,7 +145,7 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     listed: dict[str, Listed] = {}
     missing: list[DataError] = []
     with tree.open(settings.table) as stream:
-        content = tables.Table(stream, where)
+        content = tables.CsvTable(stream, where)
         split_column = settings.split or (None if table.split else _split_column(content.header))
         columns = [settings.file, *table.label_columns, *filter(None, (split_column, settings.group))]
         for number, (file, *more) in content.columns(columns):
@@ -292,7 +292,7 @@ def _recognized(
 def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
     where = tree.describe(name)
     with tree.open(name) as stream:
-        table = tables.Table(stream, where)
+        table = tables.CsvTable(stream, where)
         header = table.header
         twice = next((column for column in header if header.count(column) > 1), None)
         if twice is not None:
