@@ -116,7 +116,7 @@ class FileNames:
         return 2 * sum(cell.lower().endswith(self._suffixes) for cell in cells) > len(cells)
 
     def find(self, cell: str, table: LabelTable | None = None) -> str | None:
-        """Return the file that a cell names; None if there is none, or more than one.
+        """Return the file that a cell names; None if no file or several files have this name.
 
         Args:
             cell: a path from the root of the data or from the folder of the table, or a name.
@@ -209,7 +209,7 @@ def _split_column(header: Sequence[str]) -> str | None:
 def recognize(
     tree: Tree, suffixes: tuple[str, ...], ignored: str | None, label: str | None = None
 ) -> tuple[LabelTable, ...]:
-    """Return the tables whose rows name the samples: one, or one for each split. Empty if there are none.
+    """Return the tables whose rows name the samples: one table, or one for each split; empty without tables.
 
     Args:
         tree: the files.
