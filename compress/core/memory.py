@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None for "max", and where there is none."""
+    """Return the number in a file; None for "max", and without such a file."""
     text = _text(path).strip()
     return int(text) if text.isascii() and text.isdigit() else None
 

@@ -87,7 +87,7 @@ def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tupl
     with tree.open(setting.file) as stream:
         if setting.index is None or setting.name is None:
             return label_files.parsed(stream.read(label_files.MAX_BYTES), location).unique()
-        rows = tables.Table(stream, location, ",").columns([setting.index, setting.name])
+        rows = tables.CsvTable(stream, location, ",").columns([setting.index, setting.name])
         names = _names_by_index(rows, location)
         if sorted(names) != list(range(len(names))) or not names:
             raise DataError(f"names {len(names)} classes", where=location, allowed="indices from 0 without gaps")

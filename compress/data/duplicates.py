@@ -60,7 +60,10 @@ def about_contradictory(digests: Mapping[int, bytes], samples: Samples) -> list[
     pairs = [pair for pair in equal if labels[pair[0]] != labels[pair[1]]]
     if not pairs:
         return []
-    named = [[f"{samples.describe(i)} ({samples.class_names[labels[i]]})" for i in pair] for pair in pairs[:MAX_NAMED]]
-    texts = [" and ".join(names) for names in named]
+
+    def named(index: int) -> str:
+        return f"{samples.describe(index)} ({samples.class_names[labels[index]]})"
+
+    texts = [f"{named(one)} and {named(other)}" for one, other in pairs[:MAX_NAMED]]
     texts += [f"{len(pairs) - len(texts):,} more"] * (len(pairs) > len(texts))
     return [f"equal samples are in two classes: {'; '.join(texts)}: remove each from the wrong class"]

@@ -210,7 +210,7 @@ class LabelledFiles(InFiles):
         return (f"{unsupported} cannot be decoded and are left out: {self.how_to_convert}",) if unsupported else ()
 
     def _convertible(self, tree: Tree) -> str:
-        """Return the number of files that must be converted first, by suffix; empty if there are none."""
+        """Return the number of files that must be converted first, by suffix; empty without such files."""
         ends = (os.path.splitext(name)[1].lower() for name in tree.names)
         kinds = Counter(end for end in ends if end in self.convertible)
         return ", ".join(f"{count:,} {end} files" for end, count in sorted(kinds.items()))

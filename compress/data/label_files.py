@@ -9,7 +9,7 @@
 | label maps of TensorFlow's Object Detection API | `item { id: 1 name: "cat" }` |
 
 Byte order marks, line ends of Windows, quotes around names and commas after them are not part of a name. Text that is
-not UTF-8 is Windows-1252. `n/a`, `???` and an empty name stand for a class without a name.
+not UTF-8 is Windows-1252. `n/a`, `???` and an empty name mean a class without a name.
 
 A file alone does not always say which outputs its names belong to: numbers may begin at 1, and a name may begin with a
 number. So a file has several readings, and the number of the model's classes decides.

@@ -116,7 +116,7 @@ class FileNames:
         return 2 * sum(cell.lower().endswith(self._suffixes) for cell in cells) > len(cells)
 
     def find(self, cell: str, table: LabelTable | None = None) -> str | None:
-        """Return the file that a cell names; None if there is none, or more than one.
+        """Return the file that a cell names; None if no file or several files have this name.
 
         Args:
             cell: a path from the root of the data or from the folder of the table, or a name.
@@ -145,7 +145,7 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     listed: dict[str, Listed] = {}
     missing: list[DataError] = []
     with tree.open(settings.table) as stream:
-        content = tables.Table(stream, where)
+        content = tables.CsvTable(stream, where)
         split_column = settings.split or (None if table.split else _split_column(content.header))
         columns = [settings.file, *table.label_columns, *filter(None, (split_column, settings.group))]
         for number, (file, *more) in content.columns(columns):
@@ -209,7 +209,7 @@ def _split_column(header: Sequence[str]) -> str | None:
 def recognize(
     tree: Tree, suffixes: tuple[str, ...], ignored: str | None, label: str | None = None
 ) -> tuple[LabelTable, ...]:
-    """Return the tables whose rows name the samples: one, or one for each split. Empty if there are none.
+    """Return the tables whose rows name the samples: one table, or one for each split; empty without tables.
 
     Args:
         tree: the files.
@@ -292,7 +292,7 @@ def _recognized(
 def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
     where = tree.describe(name)
     with tree.open(name) as stream:
-        table = tables.Table(stream, where)
+        table = tables.CsvTable(stream, where)
         header = table.header
         twice = next((column for column in header if header.count(column) > 1), None)
         if twice is not None:

@@ -195,7 +195,7 @@ def describe(summary: Facts) -> str:
 def _class_table(summary: Facts) -> list[str]:
     names = [name[:40] for name in summary["classes"]]
     counts = summary["counts"]
-    width = max(len("class"), *map(len, names))
+    width = max(map(len, ["class", *names]))
     rows: list[tuple[str, ...]] = [("class" if counts else "", *SPLITS)]
     if counts:
         columns = [[f"{count:,}" for count in counts[split]] for split in SPLITS]

@@ -61,7 +61,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
             raise DataError(reason, where=location, hint="write the file in UTF-8") from error
 
 
-class Table:
+class CsvTable:
     """A CSV file with a header. The rows are read once, while the stream is open.
 
     Args:

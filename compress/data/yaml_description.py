@@ -70,7 +70,7 @@ class Description:
 
     @property
     def _key(self) -> str:
-        """The key with the names; empty if there is none."""
+        """The key with the names; empty without such a key."""
         return next((key for key in ("names", "classes") if key in self.content), "")
 
     def _listed(self, key: str, *, unique: bool) -> dict[int, str]:

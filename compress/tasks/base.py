@@ -156,7 +156,7 @@ class Head(ABC):
             shapes: the shapes of the model's outputs, without the batch.
 
         Returns:
-            One array [1, ...] for each output of a model; None if there is no such guess.
+            One array [1, ...] for each output of a model; None without such a guess.
         """
         return None
 

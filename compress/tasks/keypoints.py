@@ -79,7 +79,8 @@ class Keypoints(MeasuredTask):
         count = points.shape[1]
         expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
         refuse_shape(model, data, expected, "x and y of each point")
-        return KeypointsHead(tuple(_spread(points).tolist()))
+        deviation = _marked(points).std(axis=0).filled(0).ravel()
+        return KeypointsHead(tuple(np.where(deviation > 0, deviation, 1.0).tolist()))  # 1 for constant coordinates
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
         """Return also preprocessing that would move images away from points in arrays, which stay as they are."""
@@ -131,13 +132,6 @@ class Keypoints(MeasuredTask):
 def _mean_positions(points: NDArray[Any]) -> NDArray[np.float64]:
     """Return the mean of x and y of each point over the samples in which it is marked: [points, 2]."""
     return np.asarray(_marked(points).mean(axis=0).filled(0))
-
-
-def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for
-    constant values."""
-    deviation = np.asarray(_marked(points).std(axis=0).filled(0)).ravel()
-    return np.where(deviation > 0, deviation, 1.0)
 
 
 def _marked(points: NDArray[Any]) -> Any:

@@ -38,7 +38,7 @@ class ReconstructionHead(ValuesHead):
         return {name: keras().ops.where(targets[:, -1] > 0, 0.0, value) for name, value in values.items()}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
-        """Return the mean squared error in units of the variance [n]; 0 for anomalies, which are not learnt.
+        """Return the mean squared error in units of the variance [n]; 0 for anomalies.
 
         The targets [n, values + 1] are flattened clean samples with their label, 1 for an anomaly.
         """
@@ -58,7 +58,8 @@ class Reconstruction(MeasuredTask):
     """Autoencoders and denoisers; the metrics are the mean squared error and, with classes, the AUC of anomalies.
 
     Samples are compared with themselves, or with the targets [n, ...] of the data. If the data has classes, one of them
-    is normal (NORMAL), and all others are anomalies: they are not learnt, and the error should be larger for them.
+    is normal (NORMAL), and all others are anomalies: the model does not learn from anomalies, and its error should be
+    larger for anomalies.
     """
 
     name: ClassVar[str] = "reconstruction"

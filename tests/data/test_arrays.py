@@ -172,8 +172,9 @@ def array(values: Any, **changes: bytes) -> bytes:
         archive(x_npy=array(X, u1=b"\0\0"), y_npy=array(Y)),
         archive(x_npy=array(X, **{"False": b"'''  "}), y_npy=array(Y)),
         archive(x_npy=array(X, **{"(30, 4, 5)": b"(9**9999,)"}), y_npy=array(Y)),
+        archive(x_npy=array(X), y_npy=array(Y))[:-6] + b"\xff\xff\xff\x7f\0\0",  # where the directory begins
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_file_that_is_no_npz(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "data.npz"

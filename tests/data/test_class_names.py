@@ -15,12 +15,6 @@ from compress.pipeline.schema import load
 from compress.surface.cli.main import main
 
 
-def test_a_list_gives_the_order(tmp_path: Path) -> None:
-    samples = ImageFolder(path=str(flat(tmp_path)), classes=("dog", "cat")).load()
-    assert samples.class_names == ("dog", "cat")
-    assert samples.labels.tolist() == [1] * 10 + [0] * 10
-
-
 def test_a_labels_file_is_relative_to_the_pipeline_and_part_of_the_digest(tmp_path: Path) -> None:
     flat(tmp_path / "photos")
     (tmp_path / "model").mkdir()

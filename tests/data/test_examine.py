@@ -213,3 +213,6 @@ def test_imbalance_and_classes_without_samples(tmp_path: Path) -> None:
     missing = Dataset(more, Preprocessing([]), None).summary()
     assert (missing["imbalance"], missing["missing"]) == (None, ["absent"])
     assert "no training sample: absent" in describe({"classes": ["rare", "common", "absent"], **missing})
+    unlabelled = Npz(file=str(tmp_path / "d.npz"), split="split", y=None)
+    counts = describe({"classes": [], **Dataset(unlabelled, Preprocessing([]), None).summary()}).splitlines()[1]
+    assert counts.split() == ["all", "27", "4", "9"]

@@ -185,12 +185,6 @@ def test_photos_without_labels(tmp_path: Path) -> None:
     }
 
 
-def test_folder_of_one_class(tmp_path: Path) -> None:
-    image(tmp_path / "cat" / "1.png")
-    with pytest.raises(DataError, match="there are 1 classes"):
-        _ = dataset(ImageFolder(path=str(tmp_path))).class_names
-
-
 def test_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *_: Any) -> int:
         raise PermissionError(13, "Permission denied", str(path))

@@ -64,14 +64,6 @@ def test_a_folder_of_heic_files(tmp_path: Path, folder: str, labels: None) -> No
         ImageFolder(path=str(tmp_path), labels=labels).load()
 
 
-def test_some_heic_files_are_noted(tmp_path: Path) -> None:
-    flat(tmp_path)
-    (tmp_path / "cat" / "IMG_1.heic").write_bytes(HEIC)
-    samples = ImageFolder(path=str(tmp_path)).load()
-    assert samples.notes == ("1 files were ignored: 1 .heic",)
-    assert samples.warnings[0].startswith("1 .heic files cannot be decoded and are left out: convert them")
-
-
 def test_a_heic_file_with_boxes(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(HEIC)
     content = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}

@@ -152,13 +152,6 @@ def test_samples_that_are_no_numbers(tmp_path: Path, sample: str, message: str) 
             ask()
 
 
-def test_an_exit_in_one_sample(tmp_path: Path) -> None:
-    text = "class Lazy:\n    def __len__(self): return 30\n    def __getitem__(self, i): raise SystemExit(0)\n"
-    data = Dataset(source(tmp_path, text + "def load(): return Lazy(), Y"), Preprocessing([]), None)
-    with pytest.raises(DataError, match=r"x\[\d+\] failed: SystemExit: 0"):
-        data.inputs("train")
-
-
 def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "print('imported')\nclass Lazy:\n    def __len__(self): return 30\n"
@@ -169,8 +162,3 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert out == ""
     assert {"imported", "called", "read"} <= set(err.splitlines())
-
-
-def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        PythonFunction(file="absent.py", trust=True).with_paths_from(tmp_path).fingerprint()

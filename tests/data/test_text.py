@@ -99,9 +99,3 @@ def test_an_open_quote_is_reported_with_the_line_where_it_begins(tmp_path: Path)
     (tmp_path / "texts.csv").write_text('text,label\na,cat\n"b,cat\nc,cat\n')
     with pytest.raises(DataError, match=r"lines 3 to 4: is not a readable CSV file: .* in double quotes"):
         TextTable(file=str(tmp_path / "texts.csv")).load()
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "texts.csv").write_bytes(b"text,label\n\xff\xfe,cat\n")
-    with pytest.raises(DataError, match="is not UTF-8"):
-        TextTable(file=str(tmp_path / "texts.csv")).load()

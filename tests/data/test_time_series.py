@@ -222,13 +222,6 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
     assert "bad.csv" in skipped.corrupt[0]
 
 
-def test_all_bad_files_are_listed(tmp_path: Path) -> None:
-    for index in range(14):
-        (write(tmp_path / "walk" / f"{index:02d}.csv", 1)).write_text("ax,ay\nx,y\n")
-    with pytest.raises(DataError, match=r"14 samples cannot be used: .*00\.csv.*09\.csv.*13\.csv.*; remove or rep"):
-        source(tmp_path).load()
-
-
 def test_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.data.sources.time_series.MAX_VALUES", 20)
     write(tmp_path / "walk" / "a.csv", 11)

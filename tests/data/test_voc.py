@@ -12,8 +12,6 @@ import scenes
 from PIL import Image
 
 from compress.core.errors import DataError
-from compress.core.files import file_digest
-from compress.data import manifest
 from compress.data.dataset import Dataset
 from compress.data.sources.voc import MAX_XML_BYTES, Voc
 from deploy.contract.preprocessing import Preprocessing
@@ -129,14 +127,6 @@ def test_a_difficult_object_is_ignored(tmp_path: Path) -> None:
     assert one(tmp_path, text).load().class_names == ("cat",)
 
 
-def test_an_image_without_objects_is_kept(tmp_path: Path) -> None:
-    scenes.as_voc(tmp_path / "voc")
-    (tmp_path / "voc" / "Annotations" / "0000.xml").write_text(scenes.annotation("0000.png", []))
-    data = Dataset(Voc(path=str(tmp_path / "voc")), Preprocessing([]), None)
-    assert len(data.objects("test")[0].classes) == 0
-    assert data.objects("test")[0].boxes.shape == (0, 4)
-
-
 def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
     samples = one(tmp_path, objects=[("cat", (-1, 0, 41, 20))]).load()
     assert samples.objects is not None
@@ -225,19 +215,6 @@ def test_the_fingerprint_changes_with_a_box_and_with_an_image_and_not_with_the_p
     one(tmp_path / "two")
     Image.new("RGB", (40, 20), "red").save(tmp_path / "two" / "a.png")
     assert first.fingerprint() != second.fingerprint()
-
-
-def test_a_manifest_holds_annotations_images_and_lists(tmp_path: Path) -> None:
-    source = Voc(path=str(scenes.as_voc(tmp_path / "voc")))
-    paths = source.files()
-    assert {name.partition("/")[0] for name in paths} == {"Annotations", "JPEGImages", "ImageSets"}
-    assert len(paths) == 12 + 12 + 3
-    manifest.write(tmp_path / "sums.toml", {path: file_digest(path) for path in paths.values()})
-    checked = Voc(path=source.path, manifest=str(tmp_path / "sums.toml"))
-    assert checked.fingerprint() == source.fingerprint()
-    Image.new("RGB", (64, 64)).save(tmp_path / "voc" / "JPEGImages" / "0001.png")
-    with pytest.raises(DataError, match=r"1 changed: voc/JPEGImages/0001.png"):
-        checked.fingerprint()
 
 
 def test_the_summary_counts_objects(tmp_path: Path) -> None:

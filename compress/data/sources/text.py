@@ -116,7 +116,7 @@ class TextTable(Stored):
     def _rows(self, columns: list[str]) -> tuple[list[int], list[list[str]]]:
         lines, rows, size = [], [], 0
         with files.opened(Path(self.file)) as stream:
-            for line, row in tables.Table(stream, self.file).columns(columns):
+            for line, row in tables.CsvTable(stream, self.file).columns(columns):
                 lines.append(line)
                 rows.append(row)
                 size += sum(map(len, row))
@@ -190,7 +190,7 @@ def _first_cells(path: Path) -> dict[str, list[str]]:
     rows: list[list[str]] = []
     size = 0
     with files.opened(path) as stream:
-        table = tables.Table(stream, where)
+        table = tables.CsvTable(stream, where)
         for _, row in islice(table.columns(table.header), LOOKED_AT):
             rows.append(row)
             size += sum(map(len, row))

@@ -152,7 +152,7 @@ class Csv(LabelledFiles):
         lines: list[int] = []
         size = 0
         with tree.open(listed.file) as stream:
-            for block in _blocks(tables.Table(stream, where, self.delimiter).columns(columns)):
+            for block in _blocks(tables.CsvTable(stream, where, self.delimiter).columns(columns)):
                 parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))
                 words += [row[width].strip() if self.label_column else listed.label for _, row in block]
                 lines += [line for line, _ in block]

@@ -280,7 +280,7 @@ class YoloFolder:
 
     @cached_property
     def class_file(self) -> str | None:
-        """The file in the folder that has the class names; None if they are elsewhere, or there is none."""
+        """The file in the folder that has the class names; None if another source or nothing has the names."""
         described = None if self.description is None else self.description.names()
         if self._settings.classes is not None or described is not None:
             return None
