@@ -396,26 +396,28 @@ def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[l
     """Return each output of both models for random inputs and for the samples, and the number of samples."""
     import tensorflow as tf
 
-    def of_old(inputs: Any) -> list[Any]:
-        old.reset_states()  # as `run_model` does
-        return list(map(np.asarray, tf.nest.flatten(old(inputs, training=False))))
-
     for size in OPEN_SIZES:
         inputs = _random_inputs(old, size)
         try:
-            expected = of_old(inputs)
+            expected = tf.nest.flatten(old(inputs, training=False))
             break
         except (ValueError, tf.errors.InvalidArgumentError):
             if size == OPEN_SIZES[-1] or all(None not in tensor.shape[1:] for tensor in old.inputs):
                 raise
-    pairs = list(zip(expected, verification.run_model(new, tf.nest.flatten(inputs)), strict=True))
+    pairs = list(zip(map(np.asarray, expected), _outputs(new, inputs), strict=True))
     count = len(tf.nest.flatten(inputs)[0])
     if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
-        real = [tf.cast(samples, old.inputs[0].dtype)]
-        packed = tf.nest.pack_sequence_as(old._nested_inputs, real)
-        pairs += zip(of_old(packed), verification.run_model(new, real), strict=True)
+        real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
+        pairs += zip(map(np.asarray, tf.nest.flatten(old(real, training=False))), _outputs(new, real), strict=True)
         count += len(samples)
     return pairs, count
+
+
+def _outputs(new: keras.Model, inputs: Any) -> list[Any]:
+    """Return the outputs of a rebuild, whose inputs are in a structure of their own."""
+    tree = tensorflow.keras().tree
+    packed = tree.pack_sequence_as(new.input, tree.flatten(inputs))
+    return [np.asarray(output) for output in tree.flatten(new(packed, training=False))]
 
 
 def _random_inputs(old: tf_keras.Model, size: int) -> Any:

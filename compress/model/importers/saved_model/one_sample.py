@@ -128,7 +128,7 @@ def _run_together(signature: LoadedSignature, function: Any, generator: np.rando
     import tensorflow as tf
 
     inputs = [
-        _random(generator, (rows, *shape[1:]) if batches.is_split(shape) else tuple(shape), spec.dtype)
+        _random(generator, (rows, *spec.shape[1:]) if batches.is_split(shape) else tuple(spec.shape), spec.dtype)
         for spec, shape in zip(signature.specs, signature.shapes.values(), strict=True)
     ]
 

@@ -145,11 +145,12 @@ def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
 
 def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
     with np.errstate(all="ignore"):
-        scale = constants if kind == "Multiply" else np.float32(1) / constants
+        scale = (constants if kind == "Multiply" else np.float32(1) / constants).astype(np.float64)
         kernel, *bias = layer.weights
         axes = spec_of(layer).kernel
-        scaled = kernel * scale if axes is None else axes.times_outputs(kernel, scale).astype(np.float32)
-        return replace(layer, weights=(scaled, *(bias_vector * scale for bias_vector in bias)))
+        scaled = [kernel * scale if axes is None else axes.times_outputs(kernel, scale)]
+        scaled += [bias_vector * scale for bias_vector in bias]
+        return replace(layer, weights=tuple(weight.astype(np.float32) for weight in scaled))
 
 
 def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
