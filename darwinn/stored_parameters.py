@@ -39,12 +39,12 @@ class Single:
     """Parameters with one possible layout."""
 
     values: Values
-    layout: ParameterLayout
+    usual_layout: ParameterLayout
 
     @property
     def size_bytes(self) -> int:
         """The size of the region, without the zeros at its end."""
-        return self.layout.size_bytes
+        return self.usual_layout.size_bytes
 
 
 Choice = Matrix | Single
