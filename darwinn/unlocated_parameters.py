@@ -94,8 +94,8 @@ class _Bytes:
         """Return the bytes of a content at some positions."""
         counts = np.bincount(content[holds], minlength=_BYTE_VALUES)
         words = len(content) // _WORD_BYTES * _WORD_BYTES
-        whole = np.ascontiguousarray(content[:words]).view("<u4")
-        return cls(counts, whole[holds[:words].reshape(-1, _WORD_BYTES).any(axis=1)])
+        groups = np.ascontiguousarray(content[:words]).view("<u4")
+        return cls(counts, groups[holds[:words].reshape(-1, _WORD_BYTES).any(axis=1)])
 
     @classmethod
     def joined(cls, parts: Sequence[_Bytes]) -> _Bytes:
