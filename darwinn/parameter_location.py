@@ -20,10 +20,13 @@ from darwinn.package import Executable
 from darwinn.parameter_layout import ALIGNMENT, NumberKind, ParameterLayout, Values
 from darwinn.stored_parameters import Choice, Single, StoredParameters, stored_parameters
 
+# Chosen limits of searches: a damaged file could otherwise take long.
 MAX_MATCHES = 4096
 """The most positions where the beginning of a region is looked at."""
 MIN_EQUAL_WEIGHTS = 0.5
-"""The share of equal weights from which different bytes count as the region of an operator."""
+"""The share of equal weights from which different bytes count as the region of an operator.
+
+By chance, one of 256 weights is equal."""
 _MAX_OFFSETS = 8
 """The most positions in a gap where different bytes are compared completely."""
 _SAMPLE = 256
