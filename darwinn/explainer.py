@@ -39,6 +39,7 @@ from darwinn.recovery import Certainty, RecoveredOperator, layout_text, recover,
 from darwinn.tensor_steps import ProgramStep, tensor_steps
 
 _CACHING = "PARAMETER_CACHING"
+# Chosen limits of searches: a damaged file could otherwise take long.
 _MAX_INPUTS = 64
 """The most results that no step wrote."""
 MAX_TRANSFERS = 10_000

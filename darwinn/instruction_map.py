@@ -193,7 +193,7 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
 def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -> ProgramPlan:
     """Return the changes of a program for another model, or the reasons why it cannot be changed.
 
-    `is_only` tells that all operators are in this program, so that its order can decide between them.
+    With `is_only`, all operators are in this program, so that the order of its instructions can decide between them.
     """
     plan = ProgramPlan()
     if not change.changed:

@@ -208,6 +208,11 @@ class Matrix:
         return sorted({-(-blocks // outer) for outer in range(1, blocks + 1)}, reverse=True)
 
     @property
+    def usual_layout(self) -> ParameterLayout:
+        """The layout with the most inner channel blocks."""
+        return self.layout_of(self.inner_blocks[0])
+
+    @property
     def is_padded_to_a_group(self) -> bool:
         """Whether the last of several groups has rows that the operator does not have."""
         return len(self.positions) > ROW_BLOCK and bool(len(self.positions) % ROW_BLOCK)

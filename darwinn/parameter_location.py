@@ -20,10 +20,13 @@ from darwinn.package import Executable
 from darwinn.parameter_layout import ALIGNMENT, NumberKind, ParameterLayout, Values
 from darwinn.stored_parameters import Choice, Single, StoredParameters, stored_parameters
 
+# Chosen limits of searches: a damaged file could otherwise take long.
 MAX_MATCHES = 4096
 """The most positions where the beginning of a region is looked at."""
 MIN_EQUAL_WEIGHTS = 0.5
-"""The share of equal weights from which different bytes count as the region of an operator."""
+"""The share of equal weights from which different bytes count as the region of an operator.
+
+By chance, one of 256 weights is equal."""
 _MAX_OFFSETS = 8
 """The most positions in a gap where different bytes are compared completely."""
 _SAMPLE = 256
@@ -316,7 +319,7 @@ def _equal(part: StoredParameters, blob: _Blob) -> Iterator[ParameterRegion]:
 
 
 def _equal_to(part: StoredParameters, choice: Choice, blob: _Blob) -> Iterator[ParameterRegion]:
-    usual = _usual_layout(choice)
+    usual = choice.usual_layout
     beginning = usual.encode(choice.values)[: _beginning(choice)].tobytes()
     for offset in blob.find(beginning):
         if offset + choice.size_bytes > len(blob.content):
@@ -326,10 +329,6 @@ def _equal_to(part: StoredParameters, choice: Choice, blob: _Blob) -> Iterator[P
             if np.array_equal(layout.encode(choice.values), content):
                 yield ParameterRegion(part, choice.values, layout, blob.executable, offset, is_equal=True)
                 break
-
-
-def _usual_layout(choice: Choice) -> ParameterLayout:
-    return choice.layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[0])
 
 
 def _beginning(choice: Choice) -> int:
@@ -344,8 +343,8 @@ def _layouts(
 ) -> Iterator[ParameterLayout]:
     """Yield the layouts of a region.
 
-    `usual` is the layout with the most inner channel blocks. With `all_blocks`, the first block of the second tap,
-    whose position gives the number of inner channel blocks, may differ; then the four best layouts are taken.
+    `usual` is `choice.usual_layout`, which is built once for several regions. With `all_blocks`, the first block of the
+    second tap, whose position gives the number of inner channel blocks, may differ; then the four best are taken.
     """
     if isinstance(choice, Single):
         yield usual
@@ -378,7 +377,7 @@ def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[
             continue
         offsets = np.arange(gap.start, last + 1, ALIGNMENT)
         if len(offsets) > _MAX_OFFSETS:
-            beginning = _usual_layout(choice).encode(choice.values)[: min(_beginning(choice), _SAMPLE)]
+            beginning = choice.usual_layout.encode(choice.values)[: min(_beginning(choice), _SAMPLE)]
             equal = np.zeros(len(offsets), np.int64)
             for position, value in enumerate(beginning.tolist()):
                 equal += blob.content[offsets + position] == value
@@ -390,7 +389,7 @@ def _compared(
     part: StoredParameters, choice: Choice, blob: _Blob, offsets: Sequence[int]
 ) -> Iterator[tuple[float, ParameterRegion]]:
     """Yield the share of equal weights, and the region, for each position and layout."""
-    usual = _usual_layout(choice)
+    usual = choice.usual_layout
     main = NumberKind.WEIGHT if NumberKind.WEIGHT in choice.values.arrays else NumberKind.CONSTANT
     start = choice.values.starts[main]
     stop = start + choice.values.arrays[main].nbytes
@@ -415,6 +414,6 @@ def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[
         (index, layout)
         for index, choice in enumerate(region.parameters.choices)
         if choice.size_bytes == region.size_bytes
-        for layout in _layouts(choice, _usual_layout(choice), content, all_blocks=False)
+        for layout in _layouts(choice, choice.usual_layout, content, all_blocks=False)
         if np.array_equal(layout.encode(choice.values), content)
     ]

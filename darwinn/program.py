@@ -65,7 +65,7 @@ _BRANCHES = frozenset({2, 3})
 _NUMBER_MASK = (1 << 14) - 1
 """Running numbers have 14 bits, and start again at 0."""
 _MOST_MISSING = 8
-"""The most instructions that are skipped after a bundle that is not understood."""
+"""The most instructions that are skipped after a bundle that is not understood; chosen."""
 _SCALAR_BIT = 11
 """Set in bundles for the scalar core alone."""
 _TILES_BIT = 12

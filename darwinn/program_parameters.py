@@ -19,7 +19,7 @@ from darwinn.parameter_layout import ALIGNMENT
 from darwinn.program import PARAMETER_WRITE, Program
 
 _LINES = 1 << 16
-"""The program counts the lines of its stream modulo this number."""
+"""The program counts the lines of its stream modulo this number: the field has 16 bits."""
 
 
 @dataclass(frozen=True)

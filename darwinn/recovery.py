@@ -33,6 +33,7 @@ from darwinn.program_parameters import ProgramParameters
 from darwinn.tensor_steps import ProgramStep, StepKind
 from darwinn.traversal import WORD_BYTES
 
+# Chosen limits of searches: a damaged file could otherwise take long.
 _MAX_PASS_DISTANCE = 64
 """The operators before a step that it can repeat."""
 _VECTOR_BYTES = 16
@@ -412,9 +413,9 @@ def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator])
 
 
 _MAX_DISTANCE = 512
-"""The steps before a step that are searched for what it reads."""
+"""The steps before a step that are searched for what it reads. Chosen: a large network has 300 steps."""
 _MAX_PARTS = 8
-"""The steps before a step that can write other parts of the same result."""
+"""The steps before a step that can write other parts of the same result; chosen."""
 
 
 def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:

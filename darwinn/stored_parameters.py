@@ -39,12 +39,12 @@ class Single:
     """Parameters with one possible layout."""
 
     values: Values
-    layout: ParameterLayout
+    usual_layout: ParameterLayout
 
     @property
     def size_bytes(self) -> int:
         """The size of the region, without the zeros at its end."""
-        return self.layout.size_bytes
+        return self.usual_layout.size_bytes
 
 
 Choice = Matrix | Single
@@ -109,8 +109,8 @@ def _weighted(
 ) -> list[StoredParameters]:
     """Return the parameters of a convolution or dense layer.
 
-    `positions` has possible orders of the weights, [outputs, taps, channels] each; `few` tells that up to 4 outputs
-    take 4 rows.
+    `positions` has possible orders of the weights, [outputs, taps, channels] each. With `few`, up to 4 outputs take 4
+    rows.
     """
     values = _values(operator, graph)
     if values is None:
@@ -272,7 +272,7 @@ def _vectors(operator: Operator, constant: Tensor, other: Tensor, output: Tensor
         summands = (summands if operator.name == "ADD" else -summands) - zero_points(other)[0]
         if np.abs(summands).max() < 2**30:
             yield summands.astype(np.int32)
-            # Seen in one int8 model; no case is known that tells when.
+            # Seen in one int8 model; the condition is not known.
             yield (summands - INT8_OFFSET).astype(np.int32)
 
 
@@ -281,7 +281,7 @@ def _matrix_of_ones(
 ) -> StoredParameters:
     """Return a convolution that only moves data.
 
-    `read`, [outputs, taps, channels], tells whether an output reads an input; `purpose` is for messages.
+    `read`, [outputs, taps, channels], is true where an output reads an input; `purpose` is for messages.
     """
     outputs = len(read)
     arrays: dict[NumberKind, NDArray[Any]] = {

@@ -23,7 +23,7 @@ from darwinn.parameter_location import (
     parameter_bytes,
     region_bytes,
 )
-from darwinn.stored_parameters import Single, StoredParameters
+from darwinn.stored_parameters import StoredParameters
 
 MIN_EQUAL_WEIGHTS = 0.5
 """The share of an output's weights that must be equal, so that the other values at its position are its own, too.
@@ -66,7 +66,7 @@ def unlocated_parameters(file: CompiledFile, model: Graph, location: ParameterLo
         # Operators that share their weights may share them in the file, too.
         if part.choices and NumberKind.WEIGHT in part.tensors and part.tensors[NumberKind.WEIGHT] not in shared:
             choice = part.choices[0]
-            layout = choice.layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[0])
+            layout = choice.usual_layout
             selected = np.ones(choice.values.arrays[NumberKind.WEIGHT].size, bool)
             needed.append(_Bytes.at(_holds(layout, choice.values, selected), layout.encode(choice.values)))
     located_bytes = sum(region.size_bytes for region in located if region.is_equal)
@@ -94,8 +94,8 @@ class _Bytes:
         """Return the bytes of a content at some positions."""
         counts = np.bincount(content[holds], minlength=_BYTE_VALUES)
         words = len(content) // _WORD_BYTES * _WORD_BYTES
-        whole = np.ascontiguousarray(content[:words]).view("<u4")
-        return cls(counts, whole[holds[:words].reshape(-1, _WORD_BYTES).any(axis=1)])
+        groups = np.ascontiguousarray(content[:words]).view("<u4")
+        return cls(counts, groups[holds[:words].reshape(-1, _WORD_BYTES).any(axis=1)])
 
     @classmethod
     def joined(cls, parts: Sequence[_Bytes]) -> _Bytes:

@@ -160,12 +160,12 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
         messages = interface_differences(file.graph, model)
         return Verification(tuple(VerificationDifference(message) for message in messages), (), {})
     stated, moved = with_stated_outputs(file.graph, model, file.custom_operators)
-    found = _compare(file, stated)
-    if found.holds:
+    compared = _compare(file, stated)
+    if compared.holds:
         undecided = [Undecided(None, f"output of a program {message}{_MOVED}", blocks=True) for message in moved]
-        return replace(found, undecided=(*undecided, *found.undecided))
+        return replace(compared, undecided=(*undecided, *compared.undecided))
     outputs = [VerificationDifference(f"output of a program {message}", kind="scale") for message in moved]
-    return replace(found, differences=(*outputs, *found.differences))
+    return replace(compared, differences=(*outputs, *compared.differences))
 
 
 _MOVED = (
@@ -238,8 +238,7 @@ class _Comparison:
     ) -> Iterator[VerificationDifference | Undecided]:
         """Yield the weights, biases, multipliers and constants that differ, by tensor.
 
-        `is_complete` tells that all operators on the CPU are known, so that all others must be in the
-        parameters.
+        With `is_complete`, all operators on the CPU are known, so that all others must be in the parameters.
         """
         unlocated = unlocated_parameters(self.file, self.model, location)
         is_proven = is_complete and bool(unlocated.contradiction)

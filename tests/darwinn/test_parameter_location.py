@@ -90,7 +90,7 @@ def blob(model: Graph) -> NDArray[np.uint8]:
     for operator in model.operators:
         for part in stored_parameters(operator, model):
             choice = part.choices[0]
-            layout = choice.layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[-1])
+            layout = choice.usual_layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[-1])
             region = layout.encode(choice.values)
             regions.append(np.pad(region, (0, -len(region) % ALIGNMENT)))
     return np.concatenate(regions)

@@ -26,7 +26,7 @@ from darwinn import compiled_file
 from darwinn.compiled_file import CompiledFile
 from darwinn.cpu_part import compare_cpu_part
 from darwinn.parameter_layout import ALIGNMENT, ParameterLayout
-from darwinn.stored_parameters import Single, stored_parameters
+from darwinn.stored_parameters import stored_parameters
 from darwinn.verification import Verification, verify
 
 PAIRS = EDGETPU / "pairs"
@@ -175,9 +175,7 @@ def compiled_by_another(content: bytes, arrange: Callable[[list[ParameterLayout]
     """
     parsed = graph.parse(content)
     choices = [part.choices[0] for operator in parsed.operators for part in stored_parameters(operator, parsed)]
-    layouts = [
-        choice.layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[0]) for choice in choices
-    ]
+    layouts = [choice.usual_layout for choice in choices]
     regions = [
         np.pad(layout.encode(choice.values), (0, -layout.size_bytes % ALIGNMENT))
         for layout, choice in zip(layouts, choices, strict=True)

@@ -255,28 +255,15 @@ def expired_root_in_the_chain(device, source):
     return "accepted"
 
 
-def mixed_snapshot(device, source):
-    source.release(4, {"shop.coralline": NEW})
-    source.files["4.snapshot.json"] = source.files["3.snapshot.json"]
-    return "mixed"
+def mixed(role, old, kind, hashes=True):
+    """Return an attack with older metadata of a role in the place of the newest."""
 
+    def attack(device, source):
+        source.release(4, {"shop.coralline": NEW}, hashes=hashes)
+        source.files[f"4.{role}.json"] = source.files[f"{old}.{role}.json"]
+        return kind
 
-def mixed_snapshot_without_hashes(device, source):
-    source.release(4, {"shop.coralline": NEW}, hashes=False)
-    source.files["4.snapshot.json"] = source.files["3.snapshot.json"]
-    return "version"
-
-
-def mixed_targets(device, source):
-    source.release(4, {"shop.coralline": NEW})
-    source.files["4.targets.json"] = source.files["2.targets.json"]
-    return "mixed"
-
-
-def mixed_targets_without_hashes(device, source):
-    source.release(4, {"shop.coralline": NEW}, hashes=False)
-    source.files["4.targets.json"] = source.files["2.targets.json"]
-    return "version"
+    return attack
 
 
 def endless_root(device, source):
@@ -289,22 +276,15 @@ def endless_timestamp(device, source):
     return "length"
 
 
-def endless_snapshot(device, source):
-    source.release(4, {"shop.coralline": NEW})
-    source.files["4.snapshot.json"] += b" "
-    return "length"
+def endless(role, blanks, hashes=False):
+    """Return an attack with blanks at the end of the metadata of a role."""
 
+    def attack(device, source):
+        source.release(4, {"shop.coralline": NEW}, hashes=hashes)
+        source.files[f"4.{role}.json"] += b" " * blanks
+        return "length"
 
-def endless_snapshot_without_length(device, source):
-    source.release(4, {"shop.coralline": NEW}, hashes=False)
-    source.files["4.snapshot.json"] += b" " * LIMITS.snapshot_max_length
-    return "length"
-
-
-def endless_targets(device, source):
-    source.release(4, {"shop.coralline": NEW}, hashes=False)
-    source.files["4.targets.json"] += b" " * LIMITS.targets_max_length
-    return "length"
+    return attack
 
 
 def wrong_key(role):
@@ -584,6 +564,17 @@ ATTACKS = {
     for name, attack in dict(globals()).items()
     if isinstance(attack, types.FunctionType) and attack.__code__.co_varnames[:2] == ("device", "source")
 }
+ATTACKS.update(
+    {
+        "mixed_snapshot": mixed("snapshot", 3, "mixed"),
+        "mixed_snapshot_without_hashes": mixed("snapshot", 3, "version", hashes=False),
+        "mixed_targets": mixed("targets", 2, "mixed"),
+        "mixed_targets_without_hashes": mixed("targets", 2, "version", hashes=False),
+        "endless_snapshot": endless("snapshot", 1, hashes=True),
+        "endless_snapshot_without_length": endless("snapshot", LIMITS.snapshot_max_length),
+        "endless_targets": endless("targets", LIMITS.targets_max_length),
+    }
+)
 ATTACKS.update({f"wrong_key_of_{role}": wrong_key(role) for role in ("timestamp", "snapshot", "targets")})
 ATTACKS.update(
     {

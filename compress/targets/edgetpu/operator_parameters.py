@@ -129,7 +129,7 @@ _INPUT_WEIGHTS, _STATE_WEIGHTS = range(1, 5), range(5, 9)
 
 
 def _nothing(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count nothing: compiled models with this operator, or with one that works alike, have no parameters for it."""
+    """Count nothing: compiled models with this or a similar operator have no parameters for it."""
     del operator, graph, target
     return parameter_memory.NONE
 

@@ -41,7 +41,6 @@ STEPS = 3
 
 STEP = {"FLOAT32": 1e-4}
 """The size of a step in a float model."""
-Answers = Mapping[str, "NDArray[Any] | str"]
 
 
 def noise(tensor: graph.Tensor) -> NDArray[Any]:

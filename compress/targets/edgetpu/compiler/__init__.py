@@ -65,7 +65,7 @@ def find_compiler(settings: CompilerSettings, name: str, folder: Path | None) ->
 
     Nothing is run or verified, because a cached result may make the compiler unnecessary.
 
-    On this machine, the compiler works in `folder`; None stands for the system's folder for temporary files.
+    On this machine, the compiler works in `folder`, or in the system's folder for temporary files if it is None.
     """
     if settings.docker is not None:
         return Docker(settings.docker, name)

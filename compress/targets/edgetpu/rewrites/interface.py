@@ -76,7 +76,7 @@ def folded_constants(graph: Graph) -> Graph | None:
 def integer_interface(graph: Graph, dtype: str | None) -> Graph | None:
     """Make float inputs before QUANTIZE, and float outputs after DEQUANTIZE, int8 or uint8.
 
-    `dtype` is "INT8" or "UINT8", the type of all inputs and outputs; None stands for the type inside the model.
+    `dtype` is "INT8" or "UINT8", the type of all inputs and outputs; with None, they have the type inside the model.
     """
     edit = Edit(graph)
     for position, index in enumerate(graph.inputs):

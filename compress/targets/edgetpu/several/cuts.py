@@ -107,7 +107,7 @@ def costs_of(network: OperatorSequence, cuts: Cuts) -> list[SegmentCost]:
 
 
 def best(network: OperatorSequence, count: int) -> Cuts | None:
-    """Return the best cuts into a number of segments; None if there are none."""
+    """Return the best cuts into a number of segments; None if no cuts are possible."""
     risk = next(level for level in (FITS, UNCERTAIN, STREAMS) if _reaches_end(network, count, level, float("inf")))
     for level in range(risk, STREAMS + 1):
         cuts = _fastest(network, count, level)
