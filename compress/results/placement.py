@@ -134,7 +134,7 @@ class PlacementRecord:
 
 
 @dataclass(frozen=True)
-class AdviceRecord:
+class LatencyAdvice:
     """A change that reduces the latency, and the predicted ms that it saves."""
 
     what: str
@@ -156,7 +156,7 @@ class HostLatencyRecord:
     measurement: Measurement
     parts: Mapping[str, float] = field(default_factory=dict)
     streamed_bytes: int = 0
-    advice: tuple[AdviceRecord, ...] = ()
+    advice: tuple[LatencyAdvice, ...] = ()
 
 
 @dataclass(frozen=True)
