@@ -43,7 +43,7 @@ class Estimate:
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
         cpu_alone_ms: approximate latency of the whole model on one core of that host's CPU.
-        advice: what would reduce the latency, by decreasing gain.
+        advice: what would reduce the latency, with the ms saved, in decreasing order.
         check: placement and memory.
         uncounted: the operators on the Edge TPU whose multiplications the prediction does not contain.
     """
