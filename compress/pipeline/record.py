@@ -22,7 +22,7 @@ from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.stage import NOTHING, host
 from compress.results.encoding import decode
 from compress.results.evaluation import ComparisonRecord, DegeneracyRecord, ExamplesRecord
-from compress.results.placement import AdviceRecord, HostLatencyRecord, LatencyRecord, PlacementRecord
+from compress.results.placement import HostLatencyRecord, LatencyAdvice, LatencyRecord, PlacementRecord
 from compress.results.pruning import SensitivityRecord
 from compress.results.run import (
     BudgetRecord,
@@ -275,7 +275,7 @@ def _latency(models: ModelsRecord | None, prediction: Facts) -> HostLatencyRecor
         Measurement(prediction["latency_ms"], "ms", "predicted", *ends, note),
         prediction["parts"],
         prediction["streamed_bytes"],
-        tuple(decode(AdviceRecord, change) for change in prediction["advice"]),
+        tuple(decode(LatencyAdvice, change) for change in prediction["advice"]),
     )
 
 

@@ -17,7 +17,7 @@ Style = Literal["", "measured", "predicted", "missing", "good", "bad", "unsure",
 """The origin of a measurement, or the kind of a remark; "none" is for the reason why a part is missing."""
 
 
-class _Block:
+class _Element:
     @property
     def kind(self) -> str:
         """The name of the class, by which the page's template distinguishes the blocks."""
@@ -65,7 +65,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table(_Block):
+class Table(_Element):
     """A table; the first cell of a row is its header."""
 
     header: tuple[str, ...]
@@ -90,7 +90,7 @@ class Table(_Block):
 
 
 @dataclass(frozen=True)
-class Text(_Block):
+class Text(_Element):
     """A paragraph."""
 
     text: str
@@ -98,28 +98,28 @@ class Text(_Block):
 
 
 @dataclass(frozen=True)
-class Heading(_Block):
+class Heading(_Element):
     """A heading inside a section."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Pairs(_Block):
+class Pairs(_Element):
     """Names and their values."""
 
     rows: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Preformatted(_Block):
+class Preformatted(_Element):
     """A text whose lines are kept."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Figure(_Block):
+class Figure(_Element):
     """A drawing by `charts`, which only the page shows.
 
     Attributes:
@@ -152,7 +152,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Pictures(_Block):
+class Pictures(_Element):
     """Images next to each other; in Markdown the list of their files."""
 
     pictures: Sequence[Picture]
@@ -160,7 +160,7 @@ class Pictures(_Block):
 
 
 @dataclass(frozen=True)
-class FileLink(_Block):
+class FileLink(_Element):
     """A link to a file in the folder of the report, and what the file is."""
 
     file: str
@@ -168,7 +168,7 @@ class FileLink(_Block):
 
 
 @dataclass(frozen=True)
-class Details(_Block):
+class Details(_Element):
     """Blocks that the page shows on request, and that the Markdown leaves out."""
 
     summary: str
@@ -177,7 +177,7 @@ class Details(_Block):
 
 
 @dataclass(frozen=True)
-class Columns(_Block):
+class Columns(_Element):
     """Blocks next to each other on a wide screen."""
 
     columns: Sequence[Sequence[Block]]

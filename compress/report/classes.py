@@ -184,7 +184,7 @@ def _blocks(facts: ConfidenceRecord) -> Iterator[Block]:
     threshold = "none" if facts.threshold is None else number(facts.threshold, "fraction")
     fitted = f"temperature {number(facts.temperature, 'fraction')}, threshold of the answer unknown {threshold}"
     yield Text(f"Fitted on the validation split, for a false-reject rate of {facts.false_reject_rate:g}: {fitted}.")
-    rows = []
+    rows: list[tuple[Cell | str, ...]] = []
     for key, title in ROWS.items():
         splits = [facts.measured.get(split, {}) for split in ("validation", "test")]
         rows.append((title, *(show(measured.get(key), absent="the split is empty") for measured in splits)))

@@ -53,24 +53,6 @@ class OperatorPlacement:
 
 
 @dataclass(frozen=True)
-class Blocker:
-    """An operator that breaks a rule and keeps later operators on the CPU.
-
-    Attributes:
-        index: the operator's index.
-        op: the operator's name.
-        output: the name of its output tensor.
-        macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
-    """
-
-    index: int
-    op: str
-    output: str
-    macs: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class ExpectedLatency:
     """The predicted latency on one kind of host with its interval, and the time on its CPU alone."""
 
@@ -88,7 +70,7 @@ class ExpectedLatency:
 
 @dataclass(frozen=True)
 class PlacementRecord:
-    """Where the operators of the compressed model run (`compress.targets.edgetpu.check`).
+    """Where the operators of the compressed model run; the facts of the stage `compile` have more of the compiler.
 
     Attributes:
         ops: every operator in the order of execution.
@@ -111,15 +93,9 @@ class PlacementRecord:
     compiles: bool | None = None
     failure: str | None = None
     expected_latency: Mapping[str, ExpectedLatency] = field(default_factory=dict)
-    schema_version: int | None = None
-    subgraphs: int | None = None
     cached_bytes: int | None = None
     streamed_bytes: int | None = None
-    report_on_chip_bytes: int | None = None
-    report_off_chip_bytes: int | None = None
     activation_bytes: int | None = None
-    risk: str | None = None
-    blockers: tuple[Blocker, ...] = ()
     lookup_table: tuple[int, ...] | None = None
 
     @property
@@ -134,7 +110,7 @@ class PlacementRecord:
 
 
 @dataclass(frozen=True)
-class AdviceRecord:
+class LatencyAdvice:
     """A change that reduces the latency, and the predicted ms that it saves."""
 
     what: str
@@ -156,7 +132,7 @@ class HostLatencyRecord:
     measurement: Measurement
     parts: Mapping[str, float] = field(default_factory=dict)
     streamed_bytes: int = 0
-    advice: tuple[AdviceRecord, ...] = ()
+    advice: tuple[LatencyAdvice, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -181,18 +181,10 @@ def test_text_in_backticks_is_code_and_everything_is_escaped() -> None:
     assert prose("<i>") == "&lt;i&gt;"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1.90 ms to 2.45 ms", "1.90\xa0ms to 2.45\xa0ms"),
-        ("12,345 bytes", "12,345\xa0bytes"),
-        ("718.90 M MACs", "718.90\xa0M\xa0MACs"),
-        ("the Edge TPU", "the Edge\xa0TPU"),
-        ("3 monkeys", "3 monkeys"),
-    ],
-)
-def test_numbers_stay_with_their_units(text: str, expected: str) -> None:
-    assert unbroken(text) == expected
+def test_numbers_stay_with_their_units() -> None:
+    texts = ("1.90_ms to 2.45_ms", "12,345_bytes", "718.90_M_MACs", "the Edge_TPU", "3 monkeys")
+    for text in texts:
+        assert unbroken(text.replace("_", " ")) == text.replace("_", "\xa0")
 
 
 def test_the_file_for_model_explorer_is_linked_if_the_run_wrote_it() -> None:

@@ -165,9 +165,8 @@ FULL: Record = {
         "summary": "12 of 13 operators run on the Edge TPU", "compiled": False, "compiles": True, "failure": None,
         "reason": "edgetpu_compiler is not installed on this machine", "macs": {"tpu": 1_128_800, "cpu": 4_000},
         "how_to_compile": "edgetpu_compiler -s model.tflite\n(Linux on x86-64, Debian package edgetpu-compiler)",
-        "ops": operators(13), "schema_version": 1, "subgraphs": 1,
+        "ops": operators(13), "lookup_table": None,
         "cached_bytes": 90_112, "streamed_bytes": 0, "activation_bytes": 4_096,
-        "report_on_chip_bytes": 90_112, "report_off_chip_bytes": 0, "risk": "low", "blockers": [], "lookup_table": None,
         "expected_latency": {
             "usb3": {"summary": "USB 3, x86", "latency_ms": 1.9, "low_ms": 1.47, "high_ms": 2.45, "cpu_alone_ms": 0.07},
         },

@@ -11,7 +11,7 @@ from typing import Any
 from compress.model.tflite import lookup
 from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.results.encoding import encode
-from compress.results.placement import Blocker, OperatorPlacement
+from compress.results.placement import OperatorPlacement
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
@@ -22,6 +22,24 @@ from compress.targets.edgetpu.rules import refusing_damaged
 
 SCHEMA_VERSION = 1
 TILE_BYTES = CONSTANTS.memory.narrow_bytes_per_tile
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """An operator that breaks a rule and keeps later operators on the CPU.
+
+    Attributes:
+        index: the operator's index.
+        op: the operator's name.
+        output: the name of its output tensor.
+        macs: the multiply-accumulates that stay on the CPU because of it: its own and those of the operators after it.
+    """
+
+    index: int
+    op: str
+    output: str
+    macs: int
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 from compress.core.errors import ModelError
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import NONE, Graph, Operator
-from compress.results.placement import ExpectedLatency
+from compress.results.encoding import encode
+from compress.results.placement import ExpectedLatency, LatencyAdvice
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import TILE_BYTES, Check, check
@@ -51,7 +52,7 @@ class Estimate:
     streamed_bytes: int
     compiled: bool
     cpu_alone_ms: float
-    advice: tuple[tuple[str, float], ...]
+    advice: tuple[LatencyAdvice, ...]
     check: Check
     uncounted: tuple[str, ...] = ()
 
@@ -95,7 +96,7 @@ class Estimate:
             lines.append(f"  {layer.index:>4} {layer.name:<20} {layer_ms:8.3f} ms  {shapes}")
         if self.advice:
             lines.append("what would reduce it:")
-            lines += [f"  {saved_ms:8.3f} ms  {what}" for what, saved_ms in self.advice[:MAX_LISTED]]
+            lines += [f"  {change.saves_ms:8.3f} ms  {change.what}" for change in self.advice[:MAX_LISTED]]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Estimate:
             "compiled": self.compiled,
             "cpu_alone_ms": self.cpu_alone_ms,
             "uncounted": list(self.uncounted),
-            "advice": [{"what": what, "saves_ms": saved_ms} for what, saved_ms in self.advice],
+            "advice": encode(self.advice),
             "placement": self.check.summary,
         }
 
@@ -340,36 +341,37 @@ class _Advisor:
     host: str
     clock: str
 
-    def advice(self, cpu_ms: float, cpu_alone_ms: float) -> tuple[tuple[str, float], ...]:
-        """Return changes that reduce the latency with the ms that each saves, in decreasing order."""
+    def advice(self, cpu_ms: float, cpu_alone_ms: float) -> tuple[LatencyAdvice, ...]:
+        """Return changes that reduce the latency by decreasing gain."""
         tpu_ms = self._total(self.layers, self.traffic)
         total_ms = tpu_ms + cpu_ms
         changes = []
         if cpu_alone_ms < total_ms:
             shown = f"about {cpu_alone_ms:.3g} ms" if cpu_alone_ms >= 0.001 else "less than 0.001 ms"
             what = f"too small for the Edge TPU: on the CPU alone it takes {shown}"
-            changes.append((what, total_ms - cpu_alone_ms))
+            changes.append(LatencyAdvice(what, total_ms - cpu_alone_ms))
         streamed_bytes = sum(self.traffic.streamed_bytes)
         if streamed_bytes:
             cached = replace(self.traffic, streamed_bytes=(0,) * len(self.layers))
             what = f"{streamed_bytes / 1e6:.2f} MB less, and no parameters are sent at every inference"
-            changes.append((what, tpu_ms - self._total(self.layers, cached)))
+            changes.append(LatencyAdvice(what, tpu_ms - self._total(self.layers, cached)))
         if cpu_ms:
-            changes.append(("run the CPU operators in the application, or legalize the model", cpu_ms))
+            what = "run the CPU operators in the application, or legalize the model"
+            changes.append(LatencyAdvice(what, cpu_ms))
         for index, layer in enumerate(self.layers):
             excess = layer.output_shape[2] % ROW_BLOCK
             if layer.kind in WEIGHTED and excess and layer.output_shape[2] > ROW_BLOCK:
                 changes.append(self._channel_advice(index, layer, excess, tpu_ms))
-        worthwhile = [change for change in changes if change[1] > _MIN_SAVING * total_ms]
-        return tuple(sorted(worthwhile, key=lambda change: -change[1]))
+        worthwhile = [change for change in changes if change.saves_ms > _MIN_SAVING * total_ms]
+        return tuple(sorted(worthwhile, key=lambda change: -change.saves_ms))
 
-    def _channel_advice(self, index: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
+    def _channel_advice(self, index: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> LatencyAdvice:
         height, width, channels = layer.output_shape
         narrower = replace(layer, output_shape=(height, width, channels - excess))
         changed = [*self.layers[:index], narrower, *self.layers[index + 1 :]]
         free = round_up(channels, ROW_BLOCK) - channels
         what = f"{layer.name} {layer.index}: {free} more output channels are free, or {excess} fewer save time"
-        return what, tpu_ms - self._total(changed, self.traffic)
+        return LatencyAdvice(what, tpu_ms - self._total(changed, self.traffic))
 
     def _total(self, layers: Sequence[ArrayLayer], traffic: BusTraffic) -> float:
         return latency.predict(layers, traffic, CONSTANTS.latency, self.host, self.clock).total

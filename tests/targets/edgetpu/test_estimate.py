@@ -86,7 +86,7 @@ def test_streaming_overlaps_with_its_own_layer() -> None:
 def test_a_small_model_is_told_that_the_cpu_is_faster() -> None:
     prediction = estimate(graph.parse(tiny.classifier((16, 16, 3), filters=72)), TARGET, "usb3")
     assert prediction.cpu_alone_ms < prediction.latency.total
-    assert prediction.advice[0][0].startswith("too small for the Edge TPU: on the CPU alone")
+    assert prediction.advice[0].what.startswith("too small for the Edge TPU: on the CPU alone")
     assert [layer.index for layer in prediction.layers] == [0, 1]
     report = prediction.to_json()
     assert set(report["parts"]) == {f"{part}_ms" for part in ("fixed", "input", "compute", "stream", "output", "cpu")}
@@ -97,7 +97,7 @@ def test_a_small_model_is_told_that_the_cpu_is_faster() -> None:
 def test_streaming_is_told() -> None:
     prediction = estimate(graph.parse(tiny.classifier((96, 96, 16), classes=20)), TARGET, "usb3")
     assert prediction.streamed_bytes > 1_000_000
-    (saves,) = (saves for what, saves in prediction.advice if "MB less, and no parameters are sent" in what)
+    (saves,) = (each.saves_ms for each in prediction.advice if "MB less, and no parameters are sent" in each.what)
     assert saves == pytest.approx(prediction.latency.parts["stream_ms"])
 
 
@@ -105,7 +105,8 @@ def test_free_channels_are_told() -> None:
     wide, middle, narrow = (
         estimate(graph.parse(tiny.classifier((32, 32, 256), filters=count)), TARGET, "usb3") for count in (128, 72, 64)
     )
-    saves = dict(middle.advice)["CONV_2D 0: 56 more output channels are free, or 8 fewer save time"]
+    gains = {change.what: change.saves_ms for change in middle.advice}
+    saves = gains["CONV_2D 0: 56 more output channels are free, or 8 fewer save time"]
     assert wide.latency.layers[0] == pytest.approx(middle.latency.layers[0])
     assert middle.latency.layers[0] - narrow.latency.layers[0] == pytest.approx(saves, rel=0.01)
 
