@@ -257,7 +257,7 @@ class Search:
         """Return a finished plan as the result.
 
         Raises:
-            StageError: it is for another network.
+            StageError: the plan is for another network.
         """
         export.refuse_mismatch(self.network, plan)  # before its network is built
         found = self._first("plan", plan.method, plan, MINMAX)
