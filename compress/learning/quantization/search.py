@@ -116,7 +116,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A plan, and by held-out sample how close it is to the float model.
 
     Attributes:
@@ -137,7 +137,7 @@ class Candidate:
     agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     energies: Energies | None = None
 
-    def gain(self, other: Candidate) -> _Gain:
+    def gain(self, other: PlanCandidate) -> _Gain:
         """Return the gain over another candidate, on the samples that both were run on."""
         count = min(len(self.agreement), len(other.agreement))
         if count == 0:
@@ -148,12 +148,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TriedPlan:
     """A candidate as it was compared, the change that it makes, and whether the change is in the plan."""
 
     step: Step
     choice: str
-    candidate: Candidate
+    candidate: PlanCandidate
     kept: bool
 
 
@@ -168,8 +168,8 @@ class SearchResult:
         warnings: unusual activations, or a plan that may not fit.
     """
 
-    best: Candidate
-    tried: tuple[_Tried, ...]
+    best: PlanCandidate
+    tried: tuple[_TriedPlan, ...]
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -487,14 +487,14 @@ class Search:
 
     def _first(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> SearchResult:
         """Return a plan as the best one, without a comparison."""
-        best = self._run(Candidate(plan, range_method), FIRST_SAMPLES)
-        return SearchResult(best, (_Tried(step, choice, best, kept=True),))
+        best = self._run(PlanCandidate(plan, range_method), FIRST_SAMPLES)
+        return SearchResult(best, (_TriedPlan(step, choice, best, kept=True),))
 
     def _try(
         self, result: SearchResult, step: Step, choice: str, plan: QuantizationPlan, range_method: str
     ) -> SearchResult:
         """Compare a plan with the best one so far, and keep the better one."""
-        best, candidate = result.best, Candidate(plan, range_method)
+        best, candidate = result.best, PlanCandidate(plan, range_method)
         if self.as_file is None:
             candidate = self._run(candidate, FEW_SAMPLES)
         if candidate.gain(best).is_possible:
@@ -506,10 +506,10 @@ class Search:
         earlier = result.tried
         if kept:
             earlier = tuple(replace(tried, kept=False) if tried.step == step else tried for tried in earlier)
-        tried = (*earlier, _Tried(step, choice, candidate, kept))
+        tried = (*earlier, _TriedPlan(step, choice, candidate, kept))
         return replace(result, best=candidate if kept else best, tried=tried)
 
-    def _run(self, candidate: Candidate, count: int) -> Candidate:
+    def _run(self, candidate: PlanCandidate, count: int) -> PlanCandidate:
         """Run a candidate on the first `count` held-out samples; those that it ran on before are not repeated."""
         part = slice(len(candidate.agreement), count)
         if len(self.held_out[part]) == 0:
