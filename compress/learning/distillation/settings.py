@@ -22,7 +22,7 @@ class DistillationSettings(Settings):
         """Check that the training does not need labels if the distillation does not use them.
 
         Raises:
-            ValueError: it does; pydantic adds the location of the setting.
+            ValueError: the training needs labels; pydantic adds the location of the setting.
         """
         if self.weight == 1 and settings.class_weights != "none":
             raise ValueError("class_weights: balanced needs the labels, but `weight: 1` uses none")

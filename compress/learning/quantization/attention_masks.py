@@ -129,7 +129,7 @@ def _is_marked(layer: Layer) -> bool:
 
 def _constants(layer: Layer) -> dict[int, NDArray[Any]]:
     """Return the constants among the operands of an operation, as they are added, by the number of the operand."""
-    constants = {}
+    constants: dict[int, NDArray[Any]] = {}
     for number, (sign, operand) in enumerate(zip(_signs(layer), layer.calls[0]["args"], strict=False)):
         if isinstance(operand, int | float):
             constants[number] = sign * np.asarray(operand)

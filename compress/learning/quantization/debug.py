@@ -33,8 +33,9 @@ IMBALANCED = 32.0
 DEAD = 0.25
 """Share of channels that are always 0 above which they are reported; chosen."""
 MOST_SAMPLES = 32
+"""Samples for a table of errors; chosen."""
 LEAST_SAMPLES = 4
-"""Limits of the number of samples; chosen."""
+"""Samples for the table of a large network; chosen."""
 MOST_MACS = 20_000_000_000
 """Multiply-accumulates for a table of errors: about ten seconds of one core."""
 SATURATED = 0.01

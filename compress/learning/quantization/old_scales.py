@@ -51,7 +51,7 @@ def read(path: Path) -> Graph:
     """Read the file whose scales are used.
 
     Raises:
-        StageError: it is not a quantized .tflite file.
+        StageError: the file is not a quantized .tflite file.
     """
     old = graphs.read(path)
     if not any(map(_is_activation, old.tensors)):

@@ -91,7 +91,7 @@ def read(path: Path) -> QuantizationPlan:
     """Read a plan from its file, which people may have edited.
 
     Raises:
-        StageError: it cannot be read, or is not a plan.
+        StageError: the file cannot be read, or is not a plan.
     """
     try:
         content = _File.model_validate_json(path.read_bytes(), strict=True)
@@ -154,7 +154,7 @@ def unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return the rounding directions for a kernel of some shape.
 
     Raises:
-        ValueError: they are not base64, or for another shape.
+        ValueError: the text is not base64, or for another shape.
     """
     count = int(np.prod(shape))
     content = base64.b64decode(text, validate=True)

@@ -15,7 +15,7 @@ from compress.learning.quantization import adaround, attention_masks, debug, dia
 from compress.learning.quantization.export import FloatOperatorsError
 from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, restructured, weights_digest
 from compress.learning.quantization.ranges import METHODS, MINMAX, WITHOUT_HISTOGRAMS
-from compress.learning.quantization.search import FIRST_SAMPLES, Found, Search, SearchState, file_outputs
+from compress.learning.quantization.search import FIRST_SAMPLES, Search, SearchResult, SearchState, file_outputs
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.learning.quantization.simulation import Simulation
 from compress.learning.training.phases import BACKWARD, BUILD
@@ -175,35 +175,35 @@ def _by_plan(
     as_file = file_outputs if settings.search == "full" else None
     search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
     if plan is not None:
-        found = search.finished(plan)
+        searched = search.finished(plan)
     else:
-        found = _found(search, network, settings, phases)
+        searched = _searched(search, network, settings, phases)
         with progress.phase(VERIFICATION):
-            verified = search.verified(found)
+            verified = search.verified(searched)
         if verified is not None:
-            found = verified
+            searched = verified
         else:
             warning = "the simulation differs from the .tflite file: the search was repeated with files"
             note(warning)
             search = replace(search, as_file=file_outputs)
             progress.plan(*phases.values(), LAYERS)
-            found = _found(search, network, settings, phases)
-            found = replace(found, warnings=(*found.warnings, warning))
-    for gate in separated_gates(canonical, found.plan):
+            searched = _searched(search, network, settings, phases)
+            searched = replace(searched, warnings=(*searched.warnings, warning))
+    for gate in separated_gates(canonical, searched.plan):
         note(f"the gate of {gate.activation} has its own copy of {gate.copied}: {gate.macs:,} more MACs")
-    for warning in found.warnings:
+    for warning in searched.warnings:
         note(warning)
     result = QuantizationResult(
-        search.content(found),
+        search.content(searched),
         "ptq",
-        found.plan.method,
-        range_method=found.best.range_method,
-        trials=found.trials,
-        skipped=found.skipped,
-        warnings=found.warnings,
+        searched.plan.method,
+        range_method=searched.best.range_method,
+        trials=searched.trials,
+        skipped=searched.skipped,
+        warnings=searched.warnings,
     )
     with progress.phase(LAYERS):
-        return described(result, canonical, found.plan, held_out, search.simulation(found.plan), progress)
+        return described(result, canonical, searched.plan, held_out, search.simulation(searched.plan), progress)
 
 
 def described(
@@ -256,7 +256,9 @@ def search_cost(settings: PostTrainingSettings, samples: int) -> float:
     return sum(phase.weight for phase in phases)
 
 
-def _found(search: Search, network: Network, settings: PostTrainingSettings, phases: Mapping[str, Phase]) -> Found:
+def _searched(
+    search: Search, network: Network, settings: PostTrainingSettings, phases: Mapping[str, Phase]
+) -> SearchResult:
     """Try what the settings allow, and keep what helps."""
     phase = search.progress.phase
     # Factors would give each channel of a clustered kernel other values than its neighbours'.
@@ -280,7 +282,7 @@ def _found(search: Search, network: Network, settings: PostTrainingSettings, pha
     if settings.rounding == "adaround":
         with phase(phases["AdaRound"]):
             state = search.with_adaround(state)
-    return state.found
+    return state.result
 
 
 def _with_best_ranges(search: Search, before: SearchState, state: SearchState, methods: Sequence[str]) -> SearchState:

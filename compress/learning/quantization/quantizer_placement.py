@@ -21,7 +21,7 @@ def find(network: Network) -> dict[LayerOutput, str]:
     outputs = network.outputs_by_call()
     model_outputs = set(tensors_in(network.outputs))
     source: dict[LayerOutput, LayerOutput] = {}  # the tensor whose range this one has
-    order = [(layer, call) for layer, call in network.in_order()]
+    order = list(network.in_order())
 
     def range_source(layer: Layer, call: int, tensor: LayerOutput) -> LayerOutput:
         spec = spec_of(layer)

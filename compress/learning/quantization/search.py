@@ -78,7 +78,7 @@ the first SiLU has 0.16, the next one 0.011; tensors with channels of similar si
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A plan, and by held-out sample how close it is to the float model.
 
     Attributes:
@@ -99,7 +99,7 @@ class Candidate:
     agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     energies: Energies | None = None
 
-    def gain(self, other: Candidate) -> _Gain:
+    def gain(self, other: PlanCandidate) -> _Gain:
         """Return the gain over another candidate, on the samples that both were run on."""
         count = min(len(self.agreement), len(other.agreement))
         if count == 0:
@@ -110,17 +110,17 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TriedPlan:
     """A candidate as it was compared, the change that it makes, and whether the change is in the plan."""
 
     step: Step
     choice: str
-    candidate: Candidate
+    candidate: PlanCandidate
     kept: bool
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best plan so far, and the candidates that were compared with it.
 
     Attributes:
@@ -130,8 +130,8 @@ class Found:
         warnings: unusual activations, or a plan that may not fit.
     """
 
-    best: Candidate
-    tried: tuple[_Tried, ...]
+    best: PlanCandidate
+    tried: tuple[_TriedPlan, ...]
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -157,7 +157,7 @@ class Found:
             for tried in self.tried
         )
 
-    def with_skipped(self, step: Step, choice: str, reason: str) -> Found:
+    def with_skipped(self, step: Step, choice: str, reason: str) -> SearchResult:
         """Return the same with one more candidate that was not tried."""
         return replace(self, skipped=(*self.skipped, Skipped(step, choice, reason)))
 
@@ -167,14 +167,14 @@ class SearchState:
     """The input and the result of a step of the search.
 
     Attributes:
-        found: the best plan so far, and the candidates.
+        result: the best plan so far, and the candidates.
         samples: the calibration samples that its ranges come from.
         ordinary: the calibration samples without outliers.
         statistics: activations of the network with the gates of the best plan and with `factors`.
         factors: the factors of the network that the statistics were collected from.
     """
 
-    found: Found
+    result: SearchResult
     samples: Samples
     ordinary: Samples
     statistics: Statistics
@@ -183,12 +183,12 @@ class SearchState:
     @property
     def plan(self) -> QuantizationPlan:
         """The best plan so far."""
-        return self.found.plan
+        return self.result.plan
 
     @property
     def range_method(self) -> str:
         """The method that chose the ranges of the best plan."""
-        return self.found.best.range_method
+        return self.result.best.range_method
 
 
 @dataclass(frozen=True)
@@ -215,15 +215,15 @@ class Search:
     _structures: dict[Gates, _Structure] = field(default_factory=dict)
     _statistics: dict[tuple[Any, ...], Statistics] = field(default_factory=dict)
 
-    def finished(self, plan: QuantizationPlan) -> Found:
+    def finished(self, plan: QuantizationPlan) -> SearchResult:
         """Return a finished plan as the result.
 
         Raises:
-            StageError: it is for another network.
+            StageError: the plan is for another network.
         """
         export.refuse_mismatch(self.network, plan)  # before its network is built
-        found = self._first("plan", plan.method, plan, MINMAX)
-        return replace(found, warnings=tuple(diagnostics.about_plan(plan, self.network)))
+        result = self._first("plan", plan.method, plan, MINMAX)
+        return replace(result, warnings=tuple(diagnostics.about_plan(plan, self.network)))
 
     def ranges(self, methods: Sequence[str], state: SearchState | None = None) -> SearchState:
         """Try methods to choose ranges, with the gates and factors so far; leave out outliers if that is better.
@@ -250,19 +250,19 @@ class Search:
         with self.progress.phase(candidates):
             if state is None:
                 method, choice, statistics = attempts.pop(0)
-                found = self._first("ranges", choice, planned(statistics, method), method)
+                result = self._first("ranges", choice, planned(statistics, method), method)
             else:
-                found = state.found
+                result = state.result
             for number, (method, choice, statistics) in enumerate(attempts, 1):
-                better = self._try_ranges(found, method, choice, statistics, start)
-                is_ordinary = is_ordinary or (better.plan is not found.plan and statistics is ordinary)
-                found = better
+                better = self._try_ranges(result, method, choice, statistics, start)
+                is_ordinary = is_ordinary or (better.plan is not result.plan and statistics is ordinary)
+                result = better
                 self.progress.update(number, len(attempts))
-        if outliers or not found.warnings:
-            found = replace(found, warnings=tuple(diagnostics.about_activations(everything, outliers)))
+        if outliers or not result.warnings:
+            result = replace(result, warnings=tuple(diagnostics.about_activations(everything, outliers)))
         if is_ordinary:
-            return SearchState(found, ordinary_samples, ordinary_samples, ordinary, start.factors)
-        return SearchState(found, samples, ordinary_samples, everything, start.factors)
+            return SearchState(result, ordinary_samples, ordinary_samples, ordinary, start.factors)
+        return SearchState(result, samples, ordinary_samples, everything, start.factors)
 
     def _with_gates(self, gates: Gates) -> _Structure:
         """Return the network with some gates separated, and what is computed once for it."""
@@ -289,13 +289,13 @@ class Search:
         return self._statistics[key]
 
     def _try_ranges(
-        self, found: Found, method: str, choice: str, statistics: Statistics, start: QuantizationPlan
-    ) -> Found:
+        self, result: SearchResult, method: str, choice: str, statistics: Statistics, start: QuantizationPlan
+    ) -> SearchResult:
         """Try the ranges of one method with the gates and factors of a plan."""
         plan = replace(planned(statistics, method), factors=start.factors, separated_gates=start.separated_gates)
-        if self.as_file is None and _are_equal(found.plan, plan):
-            return found.with_skipped("ranges", choice, f"its ranges equal those of {found.best.range_method}")
-        return self._try(found, "ranges", choice, plan, method)
+        if self.as_file is None and _are_equal(result.plan, plan):
+            return result.with_skipped("ranges", choice, f"its ranges equal those of {result.best.range_method}")
+        return self._try(result, "ranges", choice, plan, method)
 
     def equalized(self, state: SearchState) -> SearchState:
         """Try factors from weights and from activations."""
@@ -303,20 +303,20 @@ class Search:
         by_number = equalization.by_number(structure.channels, state.factors)
         original = state.statistics.divided(equalization.divisors(structure.channels, 1 / by_number))
         candidates = structure.scaled(original)
-        found = state.found
+        result = state.result
         if not any(factors for factors, _ in candidates.values()):
-            return replace(state, found=found.with_skipped("equalization", "factors", "no channel can be scaled"))
+            return replace(state, result=result.with_skipped("equalization", "factors", "no channel can be scaled"))
         narrowing = _narrowing(state.plan, state.statistics)
         for choice, (factors, scaled) in candidates.items():
-            if _are_close(factors, found.plan.factors):
+            if _are_close(factors, result.plan.factors):
                 continue
             if self.as_file is None and _are_small(factors):
                 reason = f"all factors are between {1 / EQUAL_CHANNELS:g} and {EQUAL_CHANNELS:g}"
-                found = found.with_skipped("equalization", choice, reason)
+                result = result.with_skipped("equalization", choice, reason)
                 continue
             plan = self._plan_for(state, scaled, replace(state.plan, factors=factors), narrowing)
-            found = self._try(found, "equalization", choice, plan, state.range_method)
-        return replace(state, found=found)
+            result = self._try(result, "equalization", choice, plan, state.range_method)
+        return replace(state, result=result)
 
     def with_separated_gates(self, state: SearchState) -> SearchState:
         """Try to separate gates of activations in front of which 8 bits are too coarse, one after the other.
@@ -324,7 +324,7 @@ class Search:
         Factors are part of it: only they make the steps of the first factor of the product finer. A plan that is good
         enough without is not worth the additional layer.
         """
-        if state.found.best.snr_db.mean() > SUFFICIENT_DB:
+        if state.result.best.snr_db.mean() > SUFFICIENT_DB:
             return state
         for name in self._coarse_activations(state.statistics)[:MAX_GATES]:
             separated = self._with_separated_gate(state, name)
@@ -362,18 +362,18 @@ class Search:
         original = self._collected(QuantizationPlan({}, "", separated_gates=gates), state.samples, [method])
         start = replace(planned(original, method), separated_gates=gates)
         narrowing = _narrowing(start, original)
-        found = state.found
+        result = state.result
         for choice, (factors, scaled) in structure.scaled(original).items():
             if source not in factors:
                 reason = "its channels cannot be scaled, so the two layers would be equal"
-                found = found.with_skipped("gates", f"of {name}", reason)
+                result = result.with_skipped("gates", f"of {name}", reason)
                 break
             plan = self._plan_for(state, scaled, replace(start, factors=factors), narrowing)
-            found = self._try(found, "gates", f"of {' and '.join(gates)}, factors {choice}", plan, method)
-        if found.plan is state.plan:
+            result = self._try(result, "gates", f"of {' and '.join(gates)}, factors {choice}", plan, method)
+        if result.plan is state.plan:
             del self._structures[gates]  # a simulation is large
-            return replace(state, found=found)
-        return replace(state, found=found, statistics=original, factors={})
+            return replace(state, result=result)
+        return replace(state, result=result, statistics=original, factors={})
 
     def _plan_for(
         self, state: SearchState, scaled: Statistics, start: QuantizationPlan, narrowing: Mapping[str, Range]
@@ -401,14 +401,14 @@ class Search:
         simulation = self.simulation(state.plan)
         shifts = bias_correction.measured_shifts(simulation, state.plan, state.ordinary, self.progress)
         plan = replace(state.plan, bias_shifts=shifts)
-        return replace(state, found=self._try(state.found, "bias", "measured shift", plan, state.range_method))
+        return replace(state, result=self._try(state.result, "bias", "measured shift", plan, state.range_method))
 
     def with_adaround(self, state: SearchState) -> SearchState:
         """Try AdaRound instead of rounding to the nearest step."""
         network = edited(self._compared, state.plan)
         chosen = adaround.rounded_up(network, state.ordinary, self.progress)
         plan = replace(state.plan, rounding=chosen)
-        return replace(state, found=self._try(state.found, "rounding", "adaround", plan, state.range_method))
+        return replace(state, result=self._try(state.result, "rounding", "adaround", plan, state.range_method))
 
     def simulation(self, plan: QuantizationPlan) -> Simulation:
         """Return the simulation of the network of a plan, without a softmax at its end."""
@@ -425,36 +425,38 @@ class Search:
         simulation.use_float()
         return simulation.outputs(self.held_out)
 
-    def content(self, found: Found) -> bytes:
+    def content(self, result: SearchResult) -> bytes:
         """Return the best plan as a .tflite file."""
-        if found.best.content is not None and self._compared is self.network:
-            return found.best.content
-        return export.convert(self.network, found.plan, self.io)
+        if result.best.content is not None and self._compared is self.network:
+            return result.best.content
+        return export.convert(self.network, result.plan, self.io)
 
-    def verified(self, found: Found) -> Found | None:
+    def verified(self, result: SearchResult) -> SearchResult | None:
         """Convert the best plan; return None if its file is farther from the float model than the simulation said.
 
         Raises:
             FloatOperatorsError: an operator would stay float.
         """
         if self.as_file is not None:
-            return found
-        content = export.convert(self._compared, found.plan, self.io)
+            return result
+        content = export.convert(self._compared, result.plan, self.io)
         count = min(FEW_SAMPLES, len(self.held_out))
         ratios = self.judge.snr_db(self._float_outputs[:count], file_outputs(content, self.held_out[:count]))
-        simulated = float(np.median(found.best.snr_db[:count]))
+        simulated = float(np.median(result.best.snr_db[:count]))
         if float(np.median(ratios)) <= min(simulated - MAX_LOSS_DB, SUFFICIENT_DB):
             return None
-        return replace(found, best=replace(found.best, content=content))
+        return replace(result, best=replace(result.best, content=content))
 
-    def _first(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> Found:
+    def _first(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> SearchResult:
         """Return a plan as the best one, without a comparison."""
-        best = self._run(Candidate(plan, range_method), FIRST_SAMPLES)
-        return Found(best, (_Tried(step, choice, best, kept=True),))
+        best = self._run(PlanCandidate(plan, range_method), FIRST_SAMPLES)
+        return SearchResult(best, (_TriedPlan(step, choice, best, kept=True),))
 
-    def _try(self, found: Found, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> Found:
+    def _try(
+        self, result: SearchResult, step: Step, choice: str, plan: QuantizationPlan, range_method: str
+    ) -> SearchResult:
         """Compare a plan with the best one so far, and keep the better one."""
-        best, candidate = found.best, Candidate(plan, range_method)
+        best, candidate = result.best, PlanCandidate(plan, range_method)
         if self.as_file is None:
             candidate = self._run(candidate, FEW_SAMPLES)
         if candidate.gain(best).is_possible:
@@ -463,13 +465,13 @@ class Search:
             candidate = self._run(candidate, len(self.held_out))
             best = self._run(best, len(self.held_out))
         kept = candidate.gain(best).is_significant
-        earlier = found.tried
+        earlier = result.tried
         if kept:
             earlier = tuple(replace(tried, kept=False) if tried.step == step else tried for tried in earlier)
-        tried = (*earlier, _Tried(step, choice, candidate, kept))
-        return replace(found, best=candidate if kept else best, tried=tried)
+        tried = (*earlier, _TriedPlan(step, choice, candidate, kept))
+        return replace(result, best=candidate if kept else best, tried=tried)
 
-    def _run(self, candidate: Candidate, count: int) -> Candidate:
+    def _run(self, candidate: PlanCandidate, count: int) -> PlanCandidate:
         """Run a candidate on the first `count` held-out samples; those that it ran on before are not repeated."""
         part = slice(len(candidate.agreement), count)
         if len(self.held_out[part]) == 0:

@@ -130,13 +130,9 @@ def batches(
             return indices[positions], seeds, np.int32(len(indices)), positions
 
         kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
-        indices, seeds, size, positions = tf.numpy_function(part, [number], kinds, stateful=False)
-        return (
-            tf.ensure_shape(indices, [None]),
-            tf.ensure_shape(seeds, [2]),
-            tf.ensure_shape(size, []),
-            tf.ensure_shape(positions, [None]),
-        )
+        tensors = tf.numpy_function(part, [number], kinds, stateful=False)
+        shapes: tuple[list[int | None], ...] = ([None], [2], [], [None])  # indices, seeds, size, positions
+        return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
     start = first * per_epoch * divided.local

@@ -301,7 +301,7 @@ class _Training:
         """Return a training after a check that samples can be mixed and divided among the devices.
 
         Raises:
-            StageError: they cannot.
+            StageError: the samples cannot be mixed or divided.
         """
         _refuse_mixed_rows(model, settings)
         splits: tuple[Split, ...] = ("train", "validation")

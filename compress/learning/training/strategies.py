@@ -50,7 +50,7 @@ def worker(execution: Execution) -> int | None:
         if list(roles) == ["worker"] and task["type"] == "worker" and has_addresses and index in range(len(addresses)):
             return int(index)
     except (ValueError, KeyError, TypeError, RecursionError):
-        pass
+        pass  # the message below says what the variable needs
     raise PipelineError(
         "strategy: multi_worker needs the addresses of two or more workers and the index of this one in the "
         f"environment variable {VARIABLE}",

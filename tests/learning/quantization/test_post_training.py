@@ -101,11 +101,11 @@ def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest
 def test_candidates_that_change_next_to_nothing_are_not_tried(keras: Any) -> None:
     network = canonical(keras_graph.read(networks.randomized(networks.plain(keras))))
     one = np.repeat(images(1), 60, axis=0)  # all methods that do not clip find the same extremes
-    found = Search(network, one, images(40, 1)).ranges(["minmax", "sample_percentile"]).found
-    (skipped,) = found.skipped
+    result = Search(network, one, images(40, 1)).ranges(["minmax", "sample_percentile"]).result
+    (skipped,) = result.skipped
     assert (skipped.step, skipped.choice) == ("ranges", "sample_percentile")
     assert skipped.reason == "its ranges equal those of minmax"
-    assert [trial.choice for trial in found.trials] == ["minmax"]
+    assert [trial.choice for trial in result.trials] == ["minmax"]
 
 
 def test_the_search_is_repeated_with_files_where_the_simulation_is_wrong(

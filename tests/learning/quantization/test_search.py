@@ -36,7 +36,7 @@ from compress.learning.quantization.plan import (
     unpacked,
 )
 from compress.learning.quantization.quantizer_placement import without_softmax
-from compress.learning.quantization.search import Found, Search, SearchState, file_outputs
+from compress.learning.quantization.search import Search, SearchResult, SearchState, file_outputs
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput, Network
@@ -340,15 +340,15 @@ def searched(search: Search) -> SearchState:
     return search.with_corrected_biases(search.equalized(search.ranges(["minmax", "sample_percentile"])))
 
 
-def quality(found: Found) -> float:
-    return max(trial.snr_db for trial in found.trials if trial.kept)
+def quality(result: SearchResult) -> float:
+    return max(trial.snr_db for trial in result.trials if trial.kept)
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: bool) -> None:
     net = folded(keras, networks.plain)
     search = search_of(imbalanced(net, 64.0), images(60), full=full)
-    plain, hard = (searched(each).found for each in (search_of(net, images(60), full=full), search))
+    plain, hard = (searched(each).result for each in (search_of(net, images(60), full=full), search))
     first = next(trial for trial in hard.trials if trial.choice == "minmax")
     assert first.snr_db < quality(plain) - 8  # the result of a plain conversion
     assert quality(hard) > quality(plain) - 3
@@ -360,10 +360,10 @@ def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: 
 def test_factors_are_tried_again_but_never_twice(keras: Any) -> None:
     search = search_of(imbalanced(folded(keras, networks.plain), 64.0), images(60))
     before = search.ranges(["mse"], searched(search))
-    after, count = search.equalized(before), len(before.found.trials)
-    again = after.found.trials[count:]
+    after, count = search.equalized(before), len(before.result.trials)
+    again = after.result.trials[count:]
     assert {trial.step for trial in again} == {"equalization"}
-    assert len(again) == len([trial for trial in before.found.trials if trial.step == "equalization"]) - 1
+    assert len(again) == len([trial for trial in before.result.trials if trial.step == "equalization"]) - 1
     assert (after.plan is not before.plan) == any(trial.kept for trial in again)
 
 
@@ -372,15 +372,15 @@ def test_a_corrupt_sample_does_no_harm(keras: Any) -> None:
     damaged = images(200)
     damaged[7] *= 50
     clean, hurt = (searched(search_of(net, samples)) for samples in (images(200), damaged))
-    assert next(trial.choice for trial in hurt.found.trials if trial.kept).endswith("without outliers")
-    assert hurt.found.trials[0].choice == "minmax"  # with the corrupt sample
+    assert next(trial.choice for trial in hurt.result.trials if trial.kept).endswith("without outliers")
+    assert hurt.result.trials[0].choice == "minmax"  # with the corrupt sample
     assert len(hurt.samples) == len(hurt.ordinary) == 199
-    assert any("1 of 200 calibration samples" in warning for warning in hurt.found.warnings)
-    assert quality(hurt.found) > quality(clean.found) - 3
+    assert any("1 of 200 calibration samples" in warning for warning in hurt.result.warnings)
+    assert quality(hurt.result) > quality(clean.result) - 3
 
 
 def test_what_does_not_help_is_not_kept(keras: Any) -> None:
-    trials = searched(search_of(folded(keras, networks.plain), images(60), full=True)).found.trials
+    trials = searched(search_of(folded(keras, networks.plain), images(60), full=True)).result.trials
     kept = {trial.step: trial for trial in trials if trial.kept}
     best = kept["ranges"].snr_db
     assert all(trial.snr_db < best + 3 for trial in trials)
@@ -404,19 +404,19 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
 
     search = Search(net, images(40), images(64, seed=9), "int8", run)
     monkeypatch.setattr(export, "convert", lambda net, plan, io: plan.method.split()[0].encode())
-    found = search.ranges(["minmax", "percentile", "mse", "entropy"]).found
-    assert [(trial.choice, trial.samples) for trial in found.trials] == [
+    result = search.ranges(["minmax", "percentile", "mse", "entropy"]).result
+    assert [(trial.choice, trial.samples) for trial in result.trials] == [
         ("minmax", 16),
         ("percentile", 16),
         ("mse", 64),
         ("entropy", 16),
     ]
     first = [
-        float(snr_db(expected[:16], (expected + wrong[trial.choice] * noise)[:16]).mean()) for trial in found.trials
+        float(snr_db(expected[:16], (expected + wrong[trial.choice] * noise)[:16]).mean()) for trial in result.trials
     ]
-    assert [trial.snr_db for trial in found.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
+    assert [trial.snr_db for trial in result.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
     assert ran == [16, 16, 16, 48, 48, 16]
-    assert found.best.range_method == "entropy"
+    assert result.best.range_method == "entropy"
 
 
 def test_signal_to_noise() -> None:

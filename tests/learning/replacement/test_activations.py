@@ -11,7 +11,7 @@ import pytest
 from compress.learning.replacement import squeeze_excite
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.model.ir import keras_graph
-from compress.model.ir.layer_specs.functions import Activation
+from compress.model.ir.layer_specs.functions import POINTS, Activation, recognize
 
 pytestmark = pytest.mark.tensorflow
 
@@ -255,6 +255,13 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
     inputs = np.random.default_rng(0).normal(size=(2, 8, 4)).astype(np.float32)
     for a, b in zip(new_model(inputs), model(inputs), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
+
+
+def test_a_function_is_recognised_by_its_values() -> None:
+    assert recognize(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
+    assert recognize(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
+    for values in (POINTS, np.maximum(POINTS, 0), np.abs(POINTS), np.full_like(POINTS, np.nan), np.tanh(POINTS)):
+        assert recognize(values) is None
 
 
 def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
