@@ -80,7 +80,9 @@ class SharedStore(Store):
             return artifact
         try:
             return self._manifest(key)
-        except (DamagedError, *_errors()):
+        except DamagedError:
+            return None
+        except _errors():
             return None
 
     def fetch(self, key: str, progress: Progress) -> Artifact | None:

@@ -62,7 +62,8 @@ class Prune(Stage, PruneSettings):
 
         keras(context.seed)
         model = working_model.read(artifact, context)
-        teacher = None if self.distill is None else working_model.read(context.original, context)
+        is_taught = self.distill is not None and self.trains()
+        teacher = working_model.read(context.original, context) if is_taught else None
         options = training.pruning_options(self)
         work = Phase("pruning", pruning_cost(options, self.epochs, self.epochs_between, context.data))
         context.progress.plan(work, working_model.WRITING)

@@ -4,9 +4,10 @@ They write nothing to stdout or stderr. Every error is a `compress.core.errors.C
 """
 
 from compress.data.dataset import Dataset
+from compress.learning.procedures import ModelResult, QuantizedModel
 from compress.surface.api.exports import ExportResult, export
 from compress.surface.api.files import check, estimate, legalize, load_model
-from compress.surface.api.models import ModelResult, QuantizedModel, distill, load_data, prune, quantize, train
+from compress.surface.api.models import distill, load_data, prune, quantize, train
 from compress.surface.api.pipelines import RunResult, run
 
 __all__ = [

@@ -16,11 +16,12 @@ from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, K
 from compress.core.errors import CorallineError, ModelError, UntrustedError
 from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings, Features
+from compress.learning.procedures.settings import QatSettings
 from compress.model.importers.keras import keras_file
 from compress.pipeline.schema import load
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.origin import Origin
-from compress.pipeline.stages.quantize import QatSettings, Quantize
+from compress.pipeline.stages.quantize import Quantize
 
 BUILDER = """
 import keras

@@ -20,6 +20,7 @@ from compress.core.errors import CorallineError, ModelError, StageError
 from compress.data.types import Split
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.procedures.importing import output_facts
+from compress.learning.procedures.settings import QatSettings
 from compress.learning.quantization import export
 from compress.learning.quantization.calibration import calibrate, divided
 from compress.learning.quantization.export import float_operators, refuse_mismatch
@@ -32,7 +33,7 @@ from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph, structure
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.stages import working_model
-from compress.pipeline.stages.quantize import QatSettings, Quantize
+from compress.pipeline.stages.quantize import Quantize
 from compress.targets import load
 from compress.targets.edgetpu.placement import place
 
