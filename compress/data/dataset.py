@@ -251,7 +251,10 @@ class Dataset:
     @property
     def warnings(self) -> list[str]:
         """The probable mistakes in the data; of the splits that were decoded so far."""
-        test, others = self._fingerprints_of("test"), map(self._fingerprints_of, ("train", "validation"))
+        test, others = (
+            self._fingerprints_of("test"),
+            (self._fingerprints_of("train"), self._fingerprints_of("validation")),
+        )
         shared = duplicates.about_shared(test, others, self._samples, self._indices["test"])
         return [*self._samples.warnings, *shared, *self._about_contradictory_samples()]
 

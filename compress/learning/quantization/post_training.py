@@ -89,10 +89,12 @@ class QuantizationResult:
 def separated_gates(network: Network, plan: QuantizationPlan) -> list[SeparatedGate]:
     """Return the activations whose gates a plan separates, the layer that it copies for each, and its MACs."""
     separated = restructured(network, plan)
-    return [
-        SeparatedGate(name, separate_gates.source_of(separated, name), separate_gates.added_macs(separated, name))
-        for name in plan.separated_gates
-    ]
+    gates = []
+    for name in plan.separated_gates:
+        copied = separate_gates.source_of(separated, name)
+        assert copied is not None  # the network was restructured by this plan
+        gates.append(SeparatedGate(name, copied, separate_gates.added_macs(separated, name)))
+    return gates
 
 
 def quantize(
