@@ -169,7 +169,7 @@ def read(path: Path) -> Content:
     known = files(path)
     try:
         data = _bytes(path, known[GRAPH])
-        graphs = protobuf_wire.messages(data, 2)
+        graphs = list(protobuf_wire.messages(data, 2))
         if len(graphs) != 1:
             raise refusal(path, f"has {len(graphs)} graphs in it, not one")
         root = _described(path, known, graphs[0])
@@ -194,7 +194,7 @@ def _bytes(path: Path, file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _described(path: Path, known: dict[str, Path], graph: bytes) -> dict[str, Any] | None:
+def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[str, Any] | None:
     """Return what Keras 2 stored of the model: in a separate file since 2.5, in the object graph before."""
     if METADATA in known:
         for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
@@ -224,14 +224,14 @@ def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[s
     return str(root.get("keras_version") or "2")[:20], config, judgement
 
 
-def _signatures(graph: bytes) -> Iterator[Signature]:
+def _signatures(graph: memoryview) -> Iterator[Signature]:
     for entry in protobuf_wire.messages(graph, 5):
         signature = protobuf_wire.message(entry, 2)
         ports = [tuple(sorted(_ports(signature, number), key=lambda port: port_order(port.name))) for number in (1, 2)]
         yield Signature(protobuf_wire.text(entry, 1), *ports)
 
 
-def _ports(signature: bytes, number: int) -> Iterator[Port]:
+def _ports(signature: memoryview, number: int) -> Iterator[Port]:
     for entry in protobuf_wire.messages(signature, number):
         info = protobuf_wire.message(entry, 2)
         shape = protobuf_wire.message(info, 3)
@@ -241,7 +241,7 @@ def _ports(signature: bytes, number: int) -> Iterator[Port]:
         yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.integer(shape, 3) else shape_with_none)
 
 
-def _refused(graph: bytes) -> tuple[Refused, ...]:
+def _refused(graph: memoryview) -> tuple[Refused, ...]:
     """Return the nodes that must not run. Operators that save and restore are allowed if nothing calls them."""
     if not any(protobuf_wire.messages(graph, 7)):
         why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
@@ -252,10 +252,10 @@ def _refused(graph: bytes) -> tuple[Refused, ...]:
         function for library in protobuf_wire.messages(defined, 2) for function in protobuf_wire.messages(library, 1)
     ]
     bodies = {
-        protobuf_wire.text(protobuf_wire.message(function, 1), 1): protobuf_wire.messages(function, 3)
+        protobuf_wire.text(protobuf_wire.message(function, 1), 1): list(protobuf_wire.messages(function, 3))
         for function in functions
     }
-    top = protobuf_wire.messages(defined, 1)
+    top = list(protobuf_wire.messages(defined, 1))
     callable_ones = _called(graph, bodies, top)
     for name, nodes in [("", top), *bodies.items()]:
         savers = not name or name not in callable_ones
@@ -268,7 +268,7 @@ def _refused(graph: bytes) -> tuple[Refused, ...]:
     return tuple(dict.fromkeys(refused))[:100]
 
 
-def _called(graph: bytes, bodies: dict[str, list[bytes]], top: list[bytes]) -> set[str]:
+def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
     """Return the functions that another function, an object or a signature calls."""
     saver = {"saver_filename", "save", "Const", "NoOp"}
     called: set[str] = set()
@@ -286,7 +286,7 @@ def _called(graph: bytes, bodies: dict[str, list[bytes]], top: list[bytes]) -> s
     return called
 
 
-def _attributes(node: bytes, bodies: dict[str, list[bytes]]) -> set[str]:
+def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:
     """Return the functions that a node names: as its operator, or in its attributes."""
     names = {protobuf_wire.text(node, 2)}
     for entry in protobuf_wire.messages(node, 5):
