@@ -251,11 +251,8 @@ class Dataset:
     @property
     def warnings(self) -> list[str]:
         """The probable mistakes in the data; of the splits that were decoded so far."""
-        test, others = (
-            self._fingerprints_of("test"),
-            (self._fingerprints_of("train"), self._fingerprints_of("validation")),
-        )
-        shared = duplicates.about_shared(test, others, self._samples, self._indices["test"])
+        train, validation, test = (self._fingerprints_of(split) for split in SPLITS)
+        shared = duplicates.about_shared(test, (train, validation), self._samples, self._indices["test"])
         return [*self._samples.warnings, *shared, *self._about_contradictory_samples()]
 
     def _about_contradictory_samples(self) -> list[str]:
