@@ -207,4 +207,9 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
         assert text in page
     text = markdown_of(record)
     assert "Calibrated on 64 training samples. The file agrees with the float model on 0.980 of the held-out" in text
+    plain = markdown_of(with_stages({"stage": "quantize", "facts": {"calibration_samples": 64}}))
+    assert "Method: not recorded, ranges: not recorded. Calibrated on 64 training samples." in plain
+    for title in ("Candidates", "Quantization error", "Rewritten for the compiler"):
+        assert f"### {title}" in text
+        assert title not in plain
     assert "Quantization error" not in html_of(with_stages())

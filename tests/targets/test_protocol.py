@@ -213,7 +213,8 @@ def test_pruning_by_the_target_s_cost(npu: Target, keras: Any) -> None:
     assert cost(widths) <= 7
     assert all(width % 32 == 0 for width in widths)  # between two multiples of 32, channels cost nothing
     assert costs.latency_ms(widths, "field") == 2 * costs.latency_ms(widths)
-    assert costs.figures(widths).to_json().keys() == {"macs", "parameters", "size_bytes", "latency_ms"}
+    figures = vars(costs.figures(widths)).items()
+    assert {name for name, cost in figures if cost is not None} == {"macs", "parameters", "size_bytes", "latency_ms"}
     with pytest.raises(StageError, match=r"cache is not predicted for the target npu; allowed: .*size, latency"):
         Objective("cache").limits(prunable)
     files = TrialConverter(np.random.default_rng(0).random((4, 8, 8, 1), np.float32), npu)(prunable.network, model)
