@@ -14,7 +14,7 @@ from paths import ROOT
 from ruamel.yaml import YAML
 from run_records import full
 
-from compress.data.dataset import SOURCES
+from compress.data.sources import SOURCES
 from compress.pipeline.schema import load
 from compress.report import run_comparison, sections
 from compress.report.placement import NODE_DATA_FILE
