@@ -221,7 +221,7 @@ def target_page() -> str:
         "Targets",
         "The target is the hardware that a model is made for: `target:` in a pipeline file, or `--target`.",
     )
-    for name in targets.names():
+    for name in targets.TARGETS:
         target = targets.load(name)
         lines += ["", f"## {name}", "", f"{target.summary}.", ""]
         available = "It uses the compiler of its vendor if that is available."

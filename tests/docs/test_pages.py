@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from compress.report.node_data import NODE_DATA_FILE
-from compress.report.record import RunRecord
 from paths import ROOT
 from ruamel.yaml import YAML
 from run_records import full
 
-from compress.data.dataset import SOURCES
+from compress.data.sources import SOURCES
 from compress.pipeline.schema import load
 from compress.report import run_comparison, sections
+from compress.report.placement import NODE_DATA_FILE
+from compress.results.run import RunRecord
 from compress.surface.cli import data
 from compress.surface.cli.main import build_parser
 from compress.tasks import TASKS

@@ -218,15 +218,15 @@ def on_terminal(tmp_path: Path, seconds: float = 1.5, interrupt: bool = False, *
     stages = [{"pause": {"started": str(started), "seconds": 60 if interrupt else seconds}}]
     path = tiny.project(tmp_path / "project", stages)
     controlling, terminal = pty.openpty()
-    results = tmp_path / "results.txt"
     chosen = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen(
-        command(path),
-        cwd=tmp_path,
-        env=chosen | {"TERM": "xterm", "COLUMNS": "100"} | variables,
-        stdout=results.open("wb"),
-        stderr=terminal,
-    )
+    with (tmp_path / "results.txt").open("wb") as results:
+        process = subprocess.Popen(
+            command(path),
+            cwd=tmp_path,
+            env=chosen | {"TERM": "xterm", "COLUMNS": "100"} | variables,
+            stdout=results,
+            stderr=terminal,
+        )
     os.close(terminal)
     received = b""
     interrupted = False
