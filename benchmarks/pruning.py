@@ -57,6 +57,7 @@ from compress.model.ir import keras_graph
 from compress.model.ir.tensorflow import keras
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.prune import Prune
+from compress.results.encoding import encode
 from compress.targets import load
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -237,7 +238,8 @@ def right(model: Any, data: subjects.Arrays, split: Split) -> NDArray[np.bool_]:
 def figures(model: Any) -> dict[str, Any]:
     """Return the cost figures of a network at its full widths."""
     prunable = prepare(keras_graph.read(model), EDGETPU, "l1", None)
-    return prunable.costs.figures(prunable.full_widths, HOST).to_json()
+    costs: dict[str, Any] = encode(prunable.costs.figures(prunable.full_widths, HOST))
+    return costs
 
 
 def _in_file(way: str) -> str:
