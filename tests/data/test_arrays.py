@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import zipfile
@@ -263,3 +264,18 @@ def test_files_that_are_none(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.npy").mkdir()
     with pytest.raises(DataError, match="it is a folder"):
         npy_source.load()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_npz(tmp_path: Path, save: Any) -> None:
+    path, random = tmp_path / "d.npz", np.random.default_rng(0)
+    save(path, x=X, y=Y)
+    content = path.read_bytes()
+    for attempt in range(400):
+        changed = bytearray(content[: random.integers(len(content))] if attempt % 4 == 0 else content)
+        if attempt % 4 and changed:
+            low = content.index(b"PK\1\2") if attempt % 2 else 0
+            changed[random.integers(low, len(changed))] = random.integers(256)
+        path.write_bytes(changed)
+        with contextlib.suppress(DataError):
+            Npz(file=str(path)).load()

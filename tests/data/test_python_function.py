@@ -162,3 +162,10 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert out == ""
     assert {"imported", "called", "read"} <= set(err.splitlines())
+
+
+def test_an_exit_in_one_sample(tmp_path: Path) -> None:
+    text = "class Lazy:\n    def __len__(self): return 30\n    def __getitem__(self, i): raise SystemExit(0)\n"
+    data = Dataset(source(tmp_path, text + "def load(): return Lazy(), Y"), Preprocessing([]), None)
+    with pytest.raises(DataError, match=r"x\[\d+\] failed: SystemExit: 0"):
+        data.inputs("train")

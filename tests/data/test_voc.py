@@ -237,3 +237,12 @@ def test_images_are_divided_so_that_rare_classes_are_in_every_split(tmp_path: Pa
     data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
     for split in ("train", "validation", "test"):
         assert any(1 in image_objects.classes for image_objects in data.objects(split))  # type: ignore[arg-type]
+
+
+def test_the_lists_of_splits_are_in_the_fingerprint_and_the_manifest(tmp_path: Path) -> None:
+    source = Voc(path=str(scenes.as_voc(tmp_path / "voc")))
+    assert {name.partition("/")[0] for name in source.files()} == {"Annotations", "JPEGImages", "ImageSets"}
+    before = source.fingerprint()
+    train = tmp_path / "voc" / "ImageSets" / "Main" / "train.txt"
+    train.write_text("".join(train.read_text().splitlines(keepends=True)[1:]))
+    assert source.fingerprint() != before

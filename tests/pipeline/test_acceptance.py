@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
+from compress.results.evaluation import DegeneracyRecord, Judgement
 from compress.results.run import CorruptSamples, DataRecord, StageRecord
 from compress.tasks.findings import VerdictReason
 
@@ -104,3 +105,10 @@ def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bo
         any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in judgement.record.reasons)
         == needed
     )
+
+
+def test_too_few_samples_of_other_classes_are_a_warning() -> None:
+    one = Judgement("undecided", "answers 'a' to 200 of 200 test samples", None)
+    judgement = judged(VerdictMaterial(DegeneracyRecord(one, one), (), None, (), None, ()))
+    assert judgement.record.level == "usable with warnings"
+    assert judgement.record.reasons == (f"the result {one.text}, and too few have another label to judge that",)

@@ -249,3 +249,11 @@ def test_a_detector_that_finds_nothing(tmp_path: Path) -> None:
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
     page = (tmp_path / "runs" / "found" / "report.html").read_text()
     assert "Do not use the result for the reason above." in page
+
+
+def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, [], favourite=0)
+    for _ in range(2):
+        done = coralline(path, "--json")
+        record = json.loads(done.stdout)  # one document
+        assert (done.returncode, record["status"], record["error"]["exit_code"]) == (7, "not usable", 7)

@@ -71,7 +71,7 @@ stages:
   - train: {{epochs: 8, learning_rate: 0.01, batch_size: 16}}
   - prune: {{keep_macs: 0.6, epochs: 2, samples: 48}}
   - distill: {{epochs: 2}}
-  - quantize: {{calibration_samples: 32}}
+  - quantize: {{method: qat, epochs: 1, calibration_samples: 32}}
 measure: {{latency: {{runs: 3}}, sensitivity: {{samples: 32}}}}
 """
 
@@ -126,6 +126,8 @@ def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -
     assert sign * after > case.least, (before, after)
     assert record["comparison"]["measurements"]["agreement"]["value"] > 0.5
     assert record["comparison"]["measurements"][metric["change"]]["how"] == "measured"
+    quantized = record["stages"][-1]["facts"]
+    assert any(scores.keys() == {"ptq", "qat"} for scores in quantized.values() if isinstance(scores, dict))
     folder = tmp_path / "runs" / "any"
     assert metric["label"] in (folder / "report.md").read_text()
     if case.task == "regression":

@@ -286,3 +286,29 @@ def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
 )
 def test_what_is_no_number_is_worse_than_everything(metric: Any, mine: float, other: float, worse: bool) -> None:
     assert validation.Quality(metric, mine).is_worse_than(validation.Quality(metric, other)) is worse
+
+
+def test_an_error_on_the_way_leaves_the_layers_as_keras_has_them(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(keras)
+    monkeypatch.setattr(bn_recalibration, "rows_of", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recalibrate_batch_norms(model, context(Blobs(), tmp_path))
+    norm = model.get_layer("first")
+    assert (norm.momentum, norm.renorm, "call" in vars(norm)) == (0.999, False, False)
+
+
+@pytest.mark.usefixtures("kept")
+def test_so_many_samples_are_read_and_all_batches_weigh_the_same(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bn_recalibration, "BATCH", 24)
+    monkeypatch.setattr(bn_recalibration, "SAMPLES", 72)
+    model, data = network(keras), Blobs()
+    recalibrate_batch_norms(model, context(data, tmp_path))
+    outputs = values(keras, model, "conv", data).reshape(96, -1, 6)
+    parts = [outputs[part].reshape(-1, 6) for part in np.split(np.random.default_rng(0).permutation(96)[:72], 3)]
+    mean, variance = model.get_layer("first").get_weights()[-2:]
+    np.testing.assert_allclose(mean, np.mean([part.mean(axis=0) for part in parts], axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(variance, np.mean([part.var(axis=0) for part in parts], axis=0), rtol=1e-4)

@@ -344,3 +344,11 @@ def test_schedules_rise_and_fall(keras: Any, rising: int) -> None:
         done = (step - rising) / (100 - rising)
         assert rate["steps"] == pytest.approx(share * 0.5 * (0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0))
         assert rate["constant"] == pytest.approx(share * 0.5)
+
+
+def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
+    logits = np.random.default_rng(0).normal(0, 2, (6, 3)).astype(np.float32)
+    actual = np.asarray(ClassificationHead("sigmoid").logits(keras.ops.sigmoid(logits)))
+    np.testing.assert_allclose(actual, logits, rtol=1e-4, atol=1e-4)
+    actual = np.asarray(ClassificationHead("softmax").logits(keras.ops.softmax(logits)))
+    np.testing.assert_allclose(actual - actual.max(1)[:, None], logits - logits.max(1)[:, None], atol=1e-4)

@@ -17,8 +17,8 @@ from PIL import Image
 
 import compress
 from compress.core.errors import ModelError
+from compress.model.detectors import box_fit, probing, recognition
 from compress.model.detectors import detector_model as detector_models
-from compress.model.detectors import probing, recognition
 from compress.model.detectors.detector_model import DetectorModel, detector_model
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
@@ -603,3 +603,12 @@ def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
         compress.export(tmp_path / "other.keras", out=tmp_path / "other", target="cpu", detector="yolov5")
     with pytest.raises(ModelError, match="'yolov99' is not a family of detectors"):
         compress.export(tmp_path / "raw.keras", out=tmp_path / "other", detector="yolov99")
+
+
+def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> None:
+    rows, columns = np.divmod(np.arange(12), 4)
+    centres = np.stack([0.11 + 0.27 * rows, 0.08 + 0.21 * columns], axis=1)
+    expected = np.concatenate([centres, np.full((12, 2), 0.7)], axis=1)[:, np.newaxis]
+    measured = expected.copy()
+    measured[:4] = measured[5, :, 1] = measured[8] = np.nan
+    np.testing.assert_allclose(box_fit._lattice(measured, (3, 4)), expected, atol=1e-9)

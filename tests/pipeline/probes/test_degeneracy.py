@@ -150,3 +150,11 @@ def test_a_detector_that_finds_no_object_where_it_is() -> None:
 def test_a_class_without_a_name() -> None:
     spread = detection.spread([detections((BOX, 7))] * 2, WANTED[:2], ("ace", "king"), "test")
     assert spread.text == "finds 'class 7' first, in the same place, in 2 of 2 test images"
+
+
+def test_a_majority_class_that_is_told_from_the_others() -> None:
+    labels = [0] * 194 + [1] * 6
+    judgements = classes(labels, labels, [0] * 200)
+    text = "answers 'apple' to 194 of 200 test samples"
+    assert judgements["a"].spread == Spread(text, samples=200, same=194, others=6, told_apart=6)
+    assert (judgements["a"].verdict, judgements["b"].verdict) == ("varied", "degenerate")

@@ -19,6 +19,7 @@ from compress.pipeline import schema, yaml_file
 from compress.pipeline.search.early_stop import TrialProgress, reason_to_stop
 from compress.pipeline.search.recipes import RECIPES, RecipeChoice, choose
 from compress.pipeline.search.worker import WorkerProcess, WorkRequest
+from compress.results.encoding import encode
 from compress.results.search import TrialRecord
 
 PTQ, ADAROUND, QAT = (recipe.name for recipe in RECIPES[:3])
@@ -59,11 +60,11 @@ class Results:
         predicted = {"latency_ms": latency}
         if reason:
             self.stopped.append(request.title)
-            return {"done": TrialRecord(0, "stopped", predicted=predicted, reason=reason).to_json()}
+            return {"done": encode(TrialRecord(0, "stopped", predicted=predicted, reason=reason))}
         self.ran.append(request.title)
         values = {"accuracy": accuracy, "latency_ms": latency, "size_bytes": 1000.0}
         record = TrialRecord(0, "complete", values=values, original=ORIGINAL, predicted=predicted)
-        return {"done": record.to_json()}
+        return {"done": encode(record)}
 
 
 def chosen(path: Path, results: Results | WorkerProcess, said: list[str] | None = None) -> RecipeChoice:

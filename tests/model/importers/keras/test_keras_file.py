@@ -614,3 +614,8 @@ def test_an_archive_whose_weights_lie_where_hdf5_looks_for_a_file_is_read(keras:
     assert load(path).count_params() == 3
     with pytest.raises(ModelError, match="is a zip archive and an HDF5 file at once"):
         scan(path.rename(tmp_path / "model.h5"))
+
+
+def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
+    assert scan(hdf5(tmp_path / "m.keras")).format == "h5"
+    assert scan(archive(tmp_path / "m.h5")).format == "keras"

@@ -295,10 +295,12 @@ def test_another_model_options_or_version_is_something_else(make: Make, programs
     ("log", "content"),
     [
         (LOG, compiled(tiny.classifier((8, 8, 1)))),
+        (LOG, MODEL),
+        (LOG, b"no model"),
         (LOG.replace(VERSION, "15.0.1"), compiled(MODEL)),
         (CHANCE, None),
     ],
-    ids=["another model", "another version", "chance"],
+    ids=["another model", "not compiled", "no model", "another version", "chance"],
 )
 def test_a_well_formed_entry_that_is_not_true(
     make: Make, programs: Programs, notes: list[str], log: str, content: bytes | None
