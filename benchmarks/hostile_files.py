@@ -212,6 +212,8 @@ def work(read: Callable[[], int], folder: Path) -> None:
 
 def ran(case: Case, limits: Limits) -> dict[str, Any]:
     """Run a case in a separate process, and return its outcome."""
+    for witness in (RAN, Path("/tmp", WITNESS)):  # of an earlier case
+        witness.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hostile-files-") as name:
         folder = Path(name)
         place = folder / "case"
@@ -266,6 +268,7 @@ def main() -> None:
         row = rows[name] = ran(case, limits)
         most = idle[kind] + limits.room + 10 * row["file_bytes"]
         bad = row["exit_code"] not in (0, 4) or row["traceback"] or row["wrote"] or row["peak_bytes"] > most
+        bad = bad or (row["exit_code"] == 4 and not row["message"])
         failed += [name] if bad else []
         shown = f"{row['exit_code']} {row['seconds']:6.1f} s {row['peak_bytes'] >> 20:5} MiB"
         print(f"{'FAILED ' if bad else ''}{name}: {shown} {row['message'][:150]}", flush=True)

@@ -76,8 +76,14 @@ class Comparison:
         return self.work / "pairs" / subject / tool.replace(", ", "_").replace(" ", "_")
 
     def unfinished(self, subject: Subject, tools: Sequence[Tool], *, force: bool) -> list[Tool]:
-        """Return the tools to run."""
-        return [tool for tool in tools if force or not self._pair(subject, tool)]
+        """Return the tools to run, and with them the finished ones whose files are gone: other tools read these files."""
+        if not force and all(self._pair(subject, tool) for tool in tools):
+            return []
+        return [tool for tool in tools if force or not self._is_there(subject, tool)]
+
+    def _is_there(self, subject: Subject, tool: Tool) -> bool:
+        pair = self._pair(subject, tool)
+        return bool(pair) and (pair["status"] != MADE or (self.pair_folder(subject.name, tool.name) / MODEL).exists())
 
     def _pair(self, subject: Subject, tool: Tool) -> dict[str, Any]:
         pair: dict[str, Any] = self.results["pairs"].get(tool_tables.pair_name(subject.name, tool.name), {})

@@ -13,7 +13,7 @@ MAX_LINE = 1 << 20
 MAX_COLUMNS = 4096
 """Chosen, so that a row of commas alone does not take much memory."""
 MAX_NAMES = 1_000_000
-"""Rows of a table of files or of texts; chosen: ImageNet has 1.3 million photos."""
+"""Rows of a table of files or of texts; chosen, so that a table fits into memory."""
 QUOTES = "put a cell that has the delimiter, a double quote or a line end in double quotes, and double those in it"
 """The advice for a row that is not read as intended."""
 

@@ -120,7 +120,7 @@ def _row(row: ClassRecord) -> tuple[Cell, ...]:
     cells = (head, show(row.original), show(row.result), show(_change(row), "accuracy_change"))
     if row.ap50 is None:
         return cells
-    before, after = row.ap50["original"], row.ap50["result"]
+    before, after = row.ap50.get("original"), row.ap50.get("result")
     if before is None or after is None:
         return (*cells, Cell("no object"))
     return (*cells, Cell(f"{number(before, 'fraction')} → {number(after, 'fraction')}"))

@@ -61,7 +61,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     blocks: list[Block] = []
     for stage, pruning in facts.items():
         for index, step in enumerate(pruning.steps, 1):
-            text = Text(" ".join(_sentences(step, str(pruning.objective["name"]))))
+            text = Text(" ".join(_sentences(step, str(pruning.objective.get("name", "not recorded")))))
             changes = Columns([_costs(step.cost), [_widths(step.layers)]])
             blocks += [Heading(f"{shorten(stage)}, step {index}"), text, changes]
     steps = [step for pruning in facts.values() for step in pruning.steps]

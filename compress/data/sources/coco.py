@@ -6,7 +6,7 @@ Source of the format: cocodataset.org, "data format", object detection.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -95,15 +95,15 @@ class Coco(DecodedImages, Stored):
         known: dict[int, str] | None = None
         images: list[AnnotatedImage] = []
         points: list[str] = []
-        for split, path in self._files():
-            content = _content(path)
+        contents = [(split, path, _content(path)) for split, path in self._files()]
+        if self.keypoints is not None:
+            points = _keypoint_names([(path, content) for _, path, content in contents])
+        for split, path, content in contents:
             categories = _categories(content, path)
             if known is not None and categories != known:
                 raise DataError("has other categories than the file before", where=str(path), allowed=str(known)[:200])
             known = categories
             folder = Path(self.images) if self.images else path.parent
-            if self.keypoints is not None:
-                points = _keypoint_names(content, path, points)
             images += _images(content, path, folder, categories, split, len(points))
         if not images or not known:
             raise DataError("contains no images", where="data.source.coco", hint="check the file")
@@ -164,11 +164,10 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
     return dict(sorted(categories.items()))
 
 
-def _keypoint_names(content: Plain, path: Path, known: list[str]) -> list[str]:
-    """Return the names of the keypoints, which all categories with keypoints have in common with those of the files
-    before."""
-    names = known
-    for row, where in _rows(content, "categories", path):
+def _keypoint_names(contents: Sequence[tuple[Path, Plain]]) -> list[str]:
+    """Return the names of the keypoints, which all categories with keypoints have in common."""
+    names: list[str] = []
+    for row, where in (entry for path, content in contents for entry in _rows(content, "categories", path)):
         listed = row.get("keypoints")
         if listed is None:
             continue
@@ -179,7 +178,7 @@ def _keypoint_names(content: Plain, path: Path, known: list[str]) -> list[str]:
         names = listed
     if not names:
         what = "has no category with keypoints"
-        raise DataError(what, where=str(path), hint="use a file person_keypoints_*.json")
+        raise DataError(what, where=str(contents[0][0]), hint="use a file person_keypoints_*.json")
     return names
 
 

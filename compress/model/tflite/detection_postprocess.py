@@ -106,7 +106,11 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     if len(tensors) != 3 or not tensors[2].is_constant:
         raise ModelError(f"its {NAME} has no boxes, scores and constant anchors", where=where)
     boxes, scores, anchors = tensors
-    values = constant_values(anchors)
+    try:
+        values = constant_values(anchors)
+    except ModelError as error:
+        error.where = where
+        raise
     count, classes = values.shape[0] if values.ndim else 0, int(options.get("num_classes", 0))
     fits = boxes.shape == (1, count, 4) and scores.shape[:2] == (1, count) and len(scores.shape) == 3
     if values.shape != (count, 4) or not fits or scores.shape[2] not in (classes, classes + 1):

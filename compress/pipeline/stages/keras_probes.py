@@ -77,7 +77,7 @@ class Sensitivity(Probe):
     """Remove the least important channels of one layer at a time, and measure the change of the outputs."""
 
     name: ClassVar[str] = "sensitivity"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True

@@ -17,7 +17,7 @@ class Prune(Stage, PruneSettings):
     """Remove the least important channels until the model is small or fast enough, then train the rest."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 12
+    version: ClassVar[int] = 13
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})

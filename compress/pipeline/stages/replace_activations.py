@@ -16,7 +16,7 @@ class ReplaceActivations(Stage, ReplacementSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

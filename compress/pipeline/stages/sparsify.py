@@ -48,7 +48,7 @@ class Sparsify(_Redundant):
     is not faster. Later stages that train, except cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
 
     sparsity: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Fraction of zeros in each kernel at the end."""
@@ -68,7 +68,7 @@ class Cluster(_Redundant):
     Edge TPU is not faster. Later stages that train, except quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
     """Number of different values in one kernel. The zeros of a sparse kernel remain and count as one value."""

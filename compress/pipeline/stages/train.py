@@ -17,7 +17,7 @@ class Train(Stage, TrainSettings):
     gets a new head (`model: {head: new}`) or `fine_tune` is set."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
