@@ -76,7 +76,7 @@ class Comparison:
         return self.work / "pairs" / subject / tool.replace(", ", "_").replace(" ", "_")
 
     def unfinished(self, subject: Subject, tools: Sequence[Tool], *, force: bool) -> list[Tool]:
-        """Return the tools to run, and with them the finished ones whose files are gone: other tools read these files."""
+        """Return the tools to run, with the finished ones whose files are gone: other tools read these files."""
         if not force and all(self._pair(subject, tool) for tool in tools):
             return []
         return [tool for tool in tools if force or not self._is_there(subject, tool)]

@@ -32,7 +32,7 @@ def collect(session: PipelineRun) -> None:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    names = [entry.stage.class_names() for entry in session.pipeline.steps]
+    names = [entry.stage.class_names() for entry in reversed(session.pipeline.steps)]
     evaluation = Evaluation(split="test", labels=next(filter(None, names), ()))
     findings.tested = session.probe("accuracy on test", evaluation, pair)
     _examine_original(session)

@@ -25,6 +25,9 @@ from compress.tasks import task_of
 MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
 """The kinds that have a MODEL_TFLITE."""
 
+FACTS = 2
+"""To be increased when the facts of all stages change their form. 2: `profile.phases` is a map."""
+
 
 @dataclass
 class Resolution:
@@ -74,7 +77,7 @@ class Resolution:
         }
         return digest_of(
             {
-                "work": [work.role, work.name, work.version],
+                "work": [FACTS, work.role, work.name, work.version],
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
                 "given": {name: artifact.digest for name, artifact in inputs.items()},

@@ -7,13 +7,14 @@
 
 What has a key is complete, artifacts are never changed, and two machines that upload the same artifact write the same
 bytes. Stages work in the folder of the store. Nothing of a shared store is used before all of it was verified and
-published there. A shared store that fails ends no run: the rest of the run does without it, and the next run uploads
-what is missing.
+published there. A shared store that fails ends no run: the rest of the run does without it, and a later run uploads
+what the store does not have.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from compress.pipeline.store import DIGEST_LINE, MANIFEST, STORE, Store, parsed
 
 MANIFEST_BYTES = 16 * 1024**2
 """Bytes of artifact.json that are read; those of the shipped recipes have less than 1 MiB."""
+RESERVE_BYTES = 256 * 1024**2
+"""Bytes of the disk that a download leaves free for the run itself; chosen."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """The names of files that are downloaded: no path leads out of the folder."""
 ALLOWED = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
@@ -133,7 +136,7 @@ class SharedStore(Store):
                 self._upload(key, artifact, progress)
             self._shared.add(key)
         except _errors() as error:
-            consequence = f"it stays in {self.folder}, and is uploaded by the next run"
+            consequence = f"it stays in {self.folder}; a later run uploads what the store does not have"
             self._leave("a result cannot be uploaded", error, consequence, progress)
 
     def _leave(self, what: str, error: BaseException, consequence: str, progress: Progress) -> None:
@@ -190,12 +193,18 @@ class SharedStore(Store):
             OSError: a request failed, or another of `_errors`.
         """
         remote = f"{self._root}/artifacts/{manifest.digest}"
+        total = 0
+        for name in manifest.files:
+            try:
+                total += self._files.info(f"{remote}/{name}")["size"] or 0
+            except FileNotFoundError as error:
+                raise DamagedError(f"{name} is missing") from error
+        free = max(0, shutil.disk_usage(work).free - RESERVE_BYTES)
+        if total > free:
+            raise DamagedError(f"its files have {total:,} bytes, but the disk has space for {free:,}")
         with progress.phase(Phase("downloading", unit="file")):
             for number, (name, expected) in enumerate(manifest.files.items(), 1):
-                try:
-                    self._files.get_file(f"{remote}/{name}", str(work / name))
-                except FileNotFoundError as error:
-                    raise DamagedError(f"{name} is missing") from error
+                self._files.get_file(f"{remote}/{name}", str(work / name))
                 if file_digest(work / name) != expected:
                     raise DamagedError(f"{name} is damaged")
                 progress.update(number, len(manifest.files))

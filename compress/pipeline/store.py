@@ -234,7 +234,7 @@ def parsed(manifest: bytes, digest: str, folder: Path) -> Artifact:
         if artifact_digest(content) != digest:
             raise ValueError("the digest is that of another artifact")
         return Artifact(digest, Kind(content["kind"]), folder, files, facts, seconds)
-    except (TypeError, LookupError, RecursionError) as error:
+    except (TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError("the content is invalid") from error
 
 

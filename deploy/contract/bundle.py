@@ -60,7 +60,7 @@ MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 30
 """Chosen: far above every model for an Edge TPU, and a device holds the whole file in memory."""
 MAX_MANIFEST_BYTES = 1 << 20
-"""Chosen: the rows of MAX_MEMBERS members take less than half of it."""
+"""Chosen: the rows of MAX_MEMBERS members take less than two thirds of it."""
 MAX_MEMBERS = 3000
 """Chosen: a check takes time for each member, and an attacker could add empty ones."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")

@@ -31,7 +31,8 @@ def write_atomically(path: str, content: bytes, durable: bool = True) -> None:
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
+        with contextlib.suppress(PermissionError):  # a FAT card that is mounted for another user
+            os.chmod(name, 0o644)
         os.replace(name, path)
         if durable:
             sync_folder(folder)

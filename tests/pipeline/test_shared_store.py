@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,6 +296,16 @@ def test_a_damaged_object_counts_as_missing(
     assert store.look(KEY) is None or name == "model.tflite"
     share(store)
     assert fetch(machine("c"))[0] is not None
+
+
+def test_a_result_larger_than_the_disk_is_not_downloaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    share(machine("a"))
+    usage = shutil.disk_usage("/")._replace(free=300 * 1024**2)
+    monkeypatch.setattr("compress.pipeline.shared_store.RESERVE_BYTES", 300 * 1024**2 - 100)
+    monkeypatch.setattr("compress.pipeline.shared_store.shutil.disk_usage", lambda path: usage)
+    fetched, noted = fetch(machine("b"))
+    assert fetched is None
+    assert "has space for 100" in noted[0]
 
 
 # --- errors before any work is done -----------------------------------------------------

@@ -305,7 +305,10 @@ class Search:
         candidates = structure.scaled(original)
         result = state.result
         if not any(factors for factors, _ in candidates.values()):
-            return replace(state, result=result.with_skipped("equalization", "factors", "no channel can be scaled"))
+            return replace(
+                state,
+                result=result.with_skipped("equalization", "factors", "no channel can be scaled, or all are balanced"),
+            )
         narrowing = _narrowing(state.plan, state.statistics)
         for choice, (factors, scaled) in candidates.items():
             if _are_close(factors, result.plan.factors):

@@ -37,6 +37,8 @@ from compress.results.training import TrainingLoss
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification, Use
 
+COMPARED = 64
+"""Training samples that workers compare before they train together; chosen: these are read quickly from files, too."""
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""
 GUESS_BATCH = 64
@@ -417,11 +419,14 @@ class _Training:
 
     def _what_is_trained(self, first: int) -> list[Any]:
         """Return what must be equal on all workers of a training; `first` is the number of epochs in the checkpoint."""
-        version = importlib.metadata.version("tensorflow")
+        versions = [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")]
         settings = self.settings.model_dump(mode="json", exclude={"id"})
+        inputs = self.context.data.inputs("train")
+        compared = rows_of(inputs, np.unique(np.linspace(0, len(inputs) - 1, COMPARED).astype(np.int64)))
+        samples = [len(inputs), hashlib.sha256(np.ascontiguousarray(compared).tobytes()).hexdigest()]
         labels = [hashlib.sha256(targets["labels"].tobytes()).hexdigest() for targets in self.targets.values()]
         weights = [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in self.model.weights]
-        return [version, settings, self.context.seed, self.loss.name, first, labels, weights]
+        return [versions, settings, self.context.seed, self.loss.name, first, samples, labels, weights]
 
 
 def loss_scale(

@@ -86,7 +86,7 @@ class Sensitivity(Probe):
     """Number of training samples for importance and sensitivity."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return `curves` of the Keras model `subjects["model"]`: see `pruning.sensitivity.SensitivityCurve`.
+        """Return `curves` of the Keras model `subjects["model"]`: see `compress.results.pruning.SensitivityCurve`.
 
         Raises:
             StageError: no channel of the model can be removed, or none matters.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from compress.data.dataset import Dataset
 
 SomeStage = TypeVar("SomeStage", bound=Stage)
+OF_FILES = ("teachers", "teacher_weights", "student")
+"""The settings of `distill` that name files, which a pipeline file alone has."""
 
 
 def load_data(pipeline: str | Path) -> Dataset:
@@ -104,10 +106,10 @@ def distill(model: Any, data: Dataset, *, teacher: Any, seed: int = 0, **setting
     from compress.learning.distillation import teachers
     from compress.learning.procedures import training
 
-    of_files = [name for name in ("teachers", "teacher_weights", "student") if name in settings]
+    of_files = [name for name in OF_FILES if name in settings]
     if of_files:
         what = f"distill: {', '.join(of_files)}: only a pipeline file has this setting"
-        raise PipelineError(what, hint="pass the models as arguments")
+        raise PipelineError(what, hint="pass the models as arguments, or use a pipeline file")
     stage, context = _stage(Distill, settings, data), _context(data, seed)
     student = _copied(model, seed)
     models = [teachers.of_model(_copied(teacher), data, "the original")]
@@ -154,7 +156,8 @@ def _stage(
         first = errors.errors()[0]
         key = ".".join(map(str, first["loc"]))
         where = f"{kind.name}: {key}" if key else kind.name
-        raise PipelineError(f"{where}: {first['msg']}", allowed=", ".join(kind.model_fields)) from errors
+        allowed = ", ".join(name for name in kind.model_fields if name not in OF_FILES)
+        raise PipelineError(f"{where}: {first['msg']}", allowed=allowed) from errors
     except TypeError as error:
         raise PipelineError(f"{kind.name}: a setting is not a plain value: {error}") from error
     for problem in (task_of(data).why_not(stage.uses()), stage.refused_by_target(targets.load(target))):

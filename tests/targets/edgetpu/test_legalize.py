@@ -26,6 +26,7 @@ from rewrite_models import (
     function,
     island,
     made,
+    mean,
     positive,
     shuffled,
     unsigned,
@@ -458,3 +459,9 @@ def test_a_dynamic_batch_before_an_operator_that_the_runtime_lacks() -> None:
     legalized = legalize(one_op.read(tensors, operators, ["x"], ["z"]), TARGET)
     assert [change.rewrite for change in legalized.changes if change.kept] == ["fixed_shapes", "leaky_relu"]
     assert "does not know the custom operator FlexErf" in legalized.after.summary
+
+
+def test_a_map_without_pixels_is_left_as_it_is() -> None:
+    """A dimension of 0 divided by zero, which ended the whole call."""
+    legalized = legalize(mean(1, 0, 8, 6), TARGET)
+    assert [(change.rewrite, change.kept) for change in legalized.changes] == [("mean_over_channels", False)]

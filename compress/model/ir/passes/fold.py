@@ -3,7 +3,7 @@
 The way back is `with_restored_norms`, for networks whose batch norms were folded, as in every .tflite file. Inference
 needs no batch norms, training does: without them, a learning rate that teaches the layers anything makes them diverge.
 A restored batch norm computes what the bias did, so the network stays the same function; its statistics come from
-samples (`compress.learning.training.restored_norms`).
+samples (`compress.learning.training.bn_recalibration`).
 """
 
 from __future__ import annotations

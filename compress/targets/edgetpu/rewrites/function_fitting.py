@@ -35,7 +35,7 @@ ELEMENTWISE = (
 )
 """Operators that work element by element."""
 MAX_TANH = 4
-"""The most TANH of a fit; chosen: with four, a fit has 25 operators, the most of any rewrite."""
+"""The most TANH of a fit; chosen: with four, a fit has 25 operators."""
 _NEAR = 1.5
 """The largest error of a fit in steps of the output's scale, without the rounding of intermediate tensors."""
 _DAMPINGS = (0.1, 0.03, 0.01)

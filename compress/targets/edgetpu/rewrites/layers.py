@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ def per_channel_dense_layer(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
     fused = operator.option("fusedActivationFunction", 0)
-    _add_1x1_convolution(edit, x, (1, 1, 1, inputs), kernel, biases, out, fused)
+    _add_1x1_convolution(edit, x, (1, 1, 1, inputs), outputs, kernel, biases, out, fused)
     yield edit
 
 
@@ -60,7 +59,7 @@ def dense_layer_on_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
     fused = operator.option("fusedActivationFunction", 0)
-    _add_1x1_convolution(edit, x, (*shape, inputs), kernel, biases, out, fused)
+    _add_1x1_convolution(edit, x, (*shape, inputs), outputs, kernel, biases, out, fused)
     yield edit
 
 
@@ -129,7 +128,7 @@ def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
         f"{x.name}/mean", (1, 1, 1, channels), _WEIGHTS_DTYPE, one, np.full((1, 1, 1, channels), 127, np.int8)
     )
     shape = x.shape if len(x.shape) == 4 else (1, x.elements // channels, 1, channels)
-    _add_1x1_convolution(edit, x, shape, kernel, _zeros(edit, 1, one, x), out)
+    _add_1x1_convolution(edit, x, shape, 1, kernel, _zeros(edit, 1, one, x), out)
     yield edit
 
 
@@ -147,7 +146,7 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
         matrix, "kernel", shape=(outputs, 1, 1, inputs), values=kernel_values.reshape(outputs, 1, 1, inputs)
     )
     biases = _zeros(edit, outputs, matrix.quantization, x)
-    _add_1x1_convolution(edit, x, (1, 1, x.elements // inputs, inputs), kernel, biases, out)
+    _add_1x1_convolution(edit, x, (1, 1, x.elements // inputs, inputs), outputs, kernel, biases, out)
     yield edit
 
 
@@ -246,11 +245,18 @@ def _zeros(edit: Edit, count: int, weights: Quantization | None, x: Tensor) -> i
 
 
 def _add_1x1_convolution(
-    edit: Edit, x: Tensor, shape: tuple[int, ...], kernel: int, biases: int, out: Tensor, activation: int = 0
+    edit: Edit,
+    x: Tensor,
+    shape: tuple[int, ...],
+    outputs: int,
+    kernel: int,
+    biases: int,
+    out: Tensor,
+    activation: int = 0,
 ) -> None:
     """Add a 1x1 CONV_2D of `x` as a map of the given shape, between RESHAPEs where the tensors have other shapes."""
     input_map, output_map = x.index, out.index
-    output_shape = (*shape[:3], out.elements // prod(shape[:3]))
+    output_shape = (*shape[:3], outputs)
     if x.shape != shape:
         input_map = reshape(edit, x.index, edit.like(x, "map", shape=shape), shape)
     if out.shape != output_shape:
