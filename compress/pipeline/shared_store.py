@@ -157,7 +157,9 @@ class SharedStore(Store):
     def _read(self, name: str) -> bytes | None:
         """Return the first MANIFEST_BYTES of a file; None if there is no such file."""
         try:
-            return bytes(self._files.cat_file(f"{self._root}/{name}", end=MANIFEST_BYTES))
+            # `cat_file` with an end fails for an empty object of S3.
+            with self._files.open(f"{self._root}/{name}", "rb") as stream:
+                return bytes(stream.read(MANIFEST_BYTES))
         except (FileNotFoundError, IsADirectoryError):
             return None
 

@@ -198,7 +198,7 @@ class Trials:
         if request.kind == self.interrupted:
             raise KeyboardInterrupt
         if request.kind == "trial":
-            return {"done": TrialRecord(0, "complete", values=self.values).to_json()}
+            return {"done": encode(TrialRecord(0, "complete", values=self.values))}
         if not self.verdict:
             return {"failed": "not here"}
         test = {"value": 0.5, "unit": "fraction", "how": "measured"}
