@@ -43,7 +43,7 @@ import h5py
 import numpy as np
 from data_files import form, riff
 from fuzz_targets import Y, data_seeds, prepare_data, saved, source_of
-from malicious_models import CASES, DENSE, WITNESS, hdf5
+from malicious_models import CASES, WITNESS, hdf5, many
 
 from compress.core.errors import CorallineError
 from compress.data.dataset import Dataset
@@ -250,7 +250,7 @@ def main() -> None:
     cases: dict[str, tuple[str, Case]]
     """The kind of the file of each case, and the case."""
     if options.kind == "models":
-        sound = {"": model_case(hdf5(DENSE))}
+        sound = {"": model_case(hdf5(many(1)))}
         cases = {name: ("", model_case(case)) for name, case in CASES.items()}
     else:
         sound = {kind: data_case(kind, partial(bytes, seed.content)) for kind, seed in SEEDS.items()}
