@@ -175,6 +175,8 @@ class Client:
         """Return the category in which an answer is counted."""
         if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
             return "mixed"
+        if status == 503:  # there are more requests than the service admits
+            return "status 503"
         if self.garbage:
             return "garbage refused" if 400 <= status < 500 else "garbage wrong"
         if status != 200:
@@ -541,11 +543,12 @@ def main() -> int:
     parser.add_argument("measurement", choices=MEASUREMENTS)
     parser.add_argument("--seconds", type=float, help="of load or attack, in all rounds together (60; soak: 3600)")
     parser.add_argument("--rounds", type=int, default=20, help="of throughput and attack")
-    parser.add_argument("--clients", type=int, default=64, help="of throughput and soak")
+    parser.add_argument("--clients", type=int, help="of throughput (64) and soak (48: with the slow ones, none waits)")
     parser.add_argument("--slow", type=int, help="slow clients of soak (8) and attack (200)")
     parser.add_argument("--confine", action="store_true", help="throughput: server and loop on all cores but the last")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    options.clients = options.clients or (48 if options.measurement == "soak" else 64)
     with tempfile.TemporaryDirectory(prefix="serve-") as folder:
         result = MEASUREMENTS[options.measurement](Path(folder), options)
     result["load_average"] = os.getloadavg()[0]
