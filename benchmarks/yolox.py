@@ -56,7 +56,7 @@ SIZES = (416, 320)
 CALIBRATION = 100
 STRIDES = (8, 16, 32)
 CLASSES = 80
-"""Of COCO, with which the network was trained."""
+"""The number of classes of COCO, with which the network was trained."""
 BORDER = 114
 """The value of the border of letterboxed photos, as in the training of YOLOX."""
 LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100

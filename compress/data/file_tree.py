@@ -14,7 +14,7 @@ from compress.core.errors import DataError, reason_of
 from compress.data import files
 
 MAX_FILES = 5_000_000
-"""Chosen: the names of so many files take about 1 GB."""
+"""Chosen, so that the names of the files fit into memory: 5 million names take about 1 GB."""
 MAX_DEPTH = 32
 """Chosen: folders inside each other, so that a chain of links ends."""
 _MAX_HEADER = 1 << 20

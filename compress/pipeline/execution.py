@@ -1,4 +1,4 @@
-"""The execution of stages and probes: what the store does not have is made, and published.
+"""The execution of stages and probes whose results the store does not have, and the publishing of these results.
 
 Every exception of a library becomes one of ours here, with the title of the stage or probe.
 """
@@ -211,7 +211,7 @@ class PipelineRun(Resolution):
 
 
 def _start_tensorflow(work: Work, progress: Progress) -> None:
-    """Import TensorFlow for work that needs it, as a phase of its own: it takes some seconds."""
+    """Import TensorFlow for work that needs it, as a separate phase: the import takes some seconds."""
     if work.imports_tensorflow and "tensorflow" not in sys.modules:
         with progress.phase(Phase("starting TensorFlow")):
             keras()

@@ -44,7 +44,7 @@ class ValidationChange:
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """The name of a loss with its unit, and the loss of guessing; None if there is no guess."""
+    """The name of a loss with its unit, and the loss of guessing: None if the loss of guessing is unknown."""
 
     name: str = ""
     guessing: float | None = None
@@ -52,7 +52,7 @@ class TrainingLoss:
 
 @dataclass(frozen=True)
 class EpochLosses:
-    """The losses of one epoch; None if they are not finite."""
+    """The losses of one epoch. A loss is None if it is not finite."""
 
     loss: float | None = None
     val_loss: float | None = None

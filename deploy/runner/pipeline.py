@@ -436,7 +436,7 @@ def _files(paths: Sequence[str], compiled: bool) -> Tuple[List[str], List[str]]:
 
 
 def _outputs(path: str) -> List[str]:
-    """Return the names of the outputs of the whole model in the description of a split; none if there is no file."""
+    """Return the names of the outputs of the whole model in the description of a split; none without the file."""
     if not os.path.exists(path):
         return []
     with open(path, "rb") as stream:

@@ -362,7 +362,7 @@ def _import_facts(source: ModelFile, imported: ImportedModel, context: Context) 
 
 
 def _rounding_notes(rounding: Rounding, context: Context) -> list[str]:
-    """Return what the user must know of a file that was quantized: its rounding, and samples of another range."""
+    """Return notes on a file that was quantized: the rounding of its operators, and samples outside its input range."""
     notes = [
         f"its weights become float: each of its {rounding.operators} operators differs from the file by at most "
         f"{rounding.largest_steps:.2g} steps of its output, which is the rounding of the file"

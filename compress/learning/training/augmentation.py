@@ -64,7 +64,7 @@ class Augment(Settings):
 def changes(augment: Augment, inputs: NDArray[np.float32], task_change: Change | None) -> dict[int, Change]:
     """Return the changes of the training samples, by a number that selects their random numbers.
 
-    The task may have a change of its own, which moves the targets with the images.
+    `task_change` is the change of the task, if the task moves its targets with the images.
 
     Raises:
         StageError: the settings change images, and the samples are not images.

@@ -11,7 +11,7 @@ from blobs import Blobs, context
 
 from compress.core.errors import ModelError, StageError
 from compress.data.types import Split
-from compress.learning.training import checkpoint, loop, schedules
+from compress.learning.training import checkpoint, loop, schedules, strategies
 from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import Batch, Loss, TrainingSettings
 from compress.model.ir import mixed_precision
@@ -352,3 +352,15 @@ def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
     np.testing.assert_allclose(actual, logits, rtol=1e-4, atol=1e-4)
     actual = np.asarray(ClassificationHead("softmax").logits(keras.ops.softmax(logits)))
     np.testing.assert_allclose(actual - actual.max(1)[:, None], logits - logits.max(1)[:, None], atol=1e-4)
+
+
+def test_workers_compare_their_samples(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers with different photos under equal labels would mix their gradients without a message."""
+    compared: list[Any] = []
+    monkeypatch.setattr(
+        strategies.Devices, "start_together", lambda self, trained, variables: compared.append(trained())
+    )
+    for scale in (1.0, 1.0, 0.5):
+        settings = TrainingSettings(epochs=1, batch_size=32)
+        loop.fit(network(keras), LOSS, settings, context(Blobs(scale=scale), tmp_path))
+    assert compared[0] == compared[1] != compared[2]
