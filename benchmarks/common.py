@@ -31,7 +31,8 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return dict(json.loads(path.read_text(), object_hook=_arrays))
     result = make()
     if "dirty" not in path.name:
-        files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
     return result
 
 

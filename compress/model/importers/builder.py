@@ -64,21 +64,28 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
     Raises:
         ModelError: an argument is unknown, or the file is not a Python program.
     """
-    if not arguments:
-        return
+    known = known_arguments(path, function) if arguments else None
+    for name in arguments:
+        if known is not None and name not in known:
+            raise ModelError(
+                f"unknown argument {name!r}",
+                where=f"{path}:{function}",
+                allowed=listing(known),
+                hint=nearest(name, known),
+            )
+
+
+def known_arguments(path: Path, function: str) -> list[str] | None:
+    """Return the arguments that a pipeline file can set for a builder's function; None if it takes any argument.
+
+    Raises:
+        ModelError: the file is not a Python program.
+    """
     for node in _parsed(path).body:
         if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
-            known = [
-                argument.arg for argument in (*node.args.args[2:], *node.args.kwonlyargs) if argument.arg != "trained"
-            ]
-            for name in arguments:
-                if name not in known:
-                    raise ModelError(
-                        f"unknown argument {name!r}",
-                        where=f"{path}:{function}",
-                        allowed=listing(known),
-                        hint=nearest(name, known),
-                    )
+            arguments = (*node.args.args[2:], *node.args.kwonlyargs)
+            return [argument.arg for argument in arguments if argument.arg != "trained"]
+    return None
 
 
 def imported_files(path: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import CorallineError, PipelineError
 from compress.core.suggestions import listing, nearest, shown
+from compress.model.importers import builder as builders
 from compress.pipeline.schema import ModelSettings
 from compress.pipeline.yaml_file import Document, DocumentNode, Location
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 STAGES = "stages"
+BUILDER = ("model", "builder")
+BUILDER_KEY = "model.builder"
+ARGUMENTS = ("model", "arguments")
 RANGE_KEYS = ("from", "to", "step", "log")
 MAX_CHOICES = 1000
 """Choices of one setting; chosen: each one is checked before the first trial, in about 10 ms."""
@@ -141,7 +145,7 @@ class Space:
 
     Attributes:
         document: the pipeline file.
-        dimensions: the settings, the choice of stages first.
+        dimensions: the settings; the stages and the builder, on which others depend, come first.
     """
 
     document: Document
@@ -150,16 +154,12 @@ class Space:
     @property
     def count(self) -> int | None:
         """The number of combinations; None if there is a range of real numbers."""
-        settings = [dimension for dimension in self.dimensions if dimension.location != (STAGES,)]
-        orders = [
-            {STAGES: order}
-            for dimension in self.dimensions
-            if isinstance(dimension, Choices) and dimension.location == (STAGES,)
-            for order in dimension.values
-        ]
+        deciding = [d for d in self.dimensions if isinstance(d, Choices) and d.key in (STAGES, BUILDER_KEY)]
+        settings = [dimension for dimension in self.dimensions if dimension not in deciding]
         total = 0
-        for order in orders or [{}]:
-            counts = [_count(dimension) for dimension in settings if self._is_active(dimension, order)]
+        for values in itertools.product(*(dimension.values for dimension in deciding)):
+            chosen = dict(zip([dimension.key for dimension in deciding], values, strict=True))
+            counts = [_count(dimension) for dimension in settings if self._is_active(dimension, chosen)]
             if None in counts:
                 return None
             total += math.prod(count for count in counts if count is not None)
@@ -175,7 +175,10 @@ class Space:
         return self.values(trial.params)
 
     def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of parameters, without those of stages that the trial leaves out."""
+        """Return the values of parameters, without those of stages that the trial leaves out.
+
+        The arguments that the builder of the trial does not have are left out, too.
+        """
         values: dict[str, Any] = {}
         for dimension in self.dimensions:
             if dimension.key in parameters and self._is_active(dimension, values):
@@ -183,6 +186,8 @@ class Space:
         return values
 
     def _is_active(self, dimension: Dimension, values: Values) -> bool:
+        if dimension.location[:2] == ARGUMENTS and BUILDER_KEY in values:
+            return takes_argument(self.document, values[BUILDER_KEY], str(dimension.location[2]))
         if dimension.location[0] != STAGES or len(dimension.location) == 1 or STAGES not in values:
             return True
         names = stage_names(self.document.value)
@@ -202,7 +207,7 @@ class Space:
 
     def with_values(self, values: Values, name: str) -> Document:
         """Return the pipeline file with values, under a name, and without its search."""
-        content = edited(self.document.value, {d.location: values[d.key] for d in self.dimensions if d.key in values})
+        content = edited(self.document, {d.location: values[d.key] for d in self.dimensions if d.key in values})
         content = {key: value for key, value in content.items() if key != "search"} | {"name": name}
         return Document(self.document.path, content, self.document.lines)
 
@@ -236,14 +241,34 @@ def stage_names(content: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def edited(content: Mapping[str, Any], edits: Mapping[Location, Any]) -> dict[str, Any]:
-    """Return the content of a pipeline file with other values; an order of stages is applied last."""
-    result: dict[str, Any] = copy.deepcopy(dict(content))
-    names = stage_names(content)
+def takes_argument(document: Document, builder: str, argument: str) -> bool:
+    """Return whether a builder that a pipeline file can name has an argument.
+
+    Raises:
+        ModelError: the builder is unknown, or it is not a Python program.
+        UntrustedError: the builder is a custom file, and the pipeline file does not trust it.
+    """
+    trust = document.value["model"].get("trust", False)
+    known = builders.known_arguments(*builders.find(builder, document.path.parent, trust=trust))
+    return known is None or argument in known
+
+
+def edited(document: Document, edits: Mapping[Location, Any]) -> dict[str, Any]:
+    """Return the content of a pipeline file with other values; an order of stages is applied last.
+
+    Another builder keeps only those arguments of the file that it has.
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(document.value))
+    names = stage_names(document.value)
     result[STAGES] = [{entry: {}} if isinstance(entry, str) else entry for entry in result[STAGES]]
     for location, value in edits.items():
         if location != (STAGES,):
             _set(result, location, value)
+    if isinstance(edits.get(BUILDER), str):
+        arguments = result["model"].get("arguments", {})
+        result["model"]["arguments"] = {
+            name: value for name, value in arguments.items() if takes_argument(document, edits[BUILDER], name)
+        }
     if (STAGES,) in edits:
         result[STAGES] = [result[STAGES][names.index(name)] for name in edits[(STAGES,)]]
     return result
@@ -275,13 +300,14 @@ def read_space(document: Document, check: Check) -> Space:
         PipelineError: a setting does not exist, or a value is invalid for it; with the line.
     """
     node = document.root.child("search").child("settings")
-    dimensions = [_dimension(node, key, check) for key in node.value]
+    keys = sorted(node.value, key=lambda key: key not in (STAGES, BUILDER_KEY))
+    dimensions = [_dimension(node, key, check) for key in keys]
     for first, second in itertools.permutations(dimensions, 2):
         if first.location == second.location:
             raise node.error("the setting has two names here", second.key, hint="remove one")
         if first.location != (STAGES,) and first.location == second.location[: len(first.location)]:
             raise node.error(f"{first.key!r} has a value for it, too", second.key, hint="remove one of them")
-    return Space(document, tuple(sorted(dimensions, key=lambda dimension: dimension.key != STAGES)))
+    return Space(document, tuple(dimensions))
 
 
 def _dimension(node: DocumentNode, key: str, check: Check) -> Dimension:
@@ -311,10 +337,22 @@ def _check_value(entry: DocumentNode, location: Location, value: Any, position: 
     """
     document = entry.document
     try:
-        check(Document(document.path, edited(document.value, {location: value}), document.lines))
+        edits = {location: value} | _builder_with(document, location)
+        check(Document(document.path, edited(document, edits), document.lines))
     except CorallineError as error:
         what = f"{shown(value)} cannot be used: {error.what}"
         raise entry.error(what, *position, allowed=error.allowed, hint=error.hint) from error
+
+
+def _builder_with(document: Document, location: Location) -> dict[Location, str]:
+    """Return an edit to the first builder of the search that has an argument; none where nothing has to be edited."""
+    choices = document.value["search"]["settings"].get(BUILDER_KEY, ())
+    if location[:2] != ARGUMENTS or not isinstance(choices, list):
+        return {}
+    for builder in choices:
+        if isinstance(builder, str) and takes_argument(document, builder, str(location[2])):
+            return {BUILDER: builder}
+    return {}
 
 
 def _choices(entry: DocumentNode, key: str, location: Location) -> Choices:
@@ -380,7 +418,7 @@ def _with_numbers(dimension: Range, entry: DocumentNode, check: Check) -> Range:
     A builder's argument takes anything: there it is a range of whole numbers if all its numbers are written so.
     """
     are_integers = all(isinstance(number, int) for number in (dimension.low, dimension.high, dimension.step or 1))
-    is_argument = dimension.location[:2] == ("model", "arguments")
+    is_argument = dimension.location[:2] == ARGUMENTS
     integers_only = are_integers and (is_argument or not _takes_fractions(dimension, entry, check))
     return replace(dimension, integer=integers_only)
 
@@ -412,7 +450,7 @@ def _location(node: DocumentNode, key: str) -> Location:
         first, *rest = rest
     if first == "model" and rest:
         is_argument = "builder" in node.document.value["model"] and rest[0] not in ModelSettings.model_fields
-        return ("model", "arguments", *rest) if is_argument else ("model", *rest)
+        return (*ARGUMENTS, *rest) if is_argument else ("model", *rest)
     if first == "data" and rest[:1] == ["preprocess"] and len(rest) > 2:
         return _in_list(node, key, ("data", "preprocess"), rest[1], rest[2:])
     names = stage_names(node.document.value)
