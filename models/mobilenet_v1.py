@@ -27,20 +27,20 @@ BLOCKS = (
 """Channels and stride of each block: a depthwise 3x3 convolution and a 1x1 convolution."""
 
 
-def build(input_shape, classes, width=1.0, blocks=13, dropout=0.2):
+def build(input_shape, classes, width=1.0, depth=13, dropout=0.2):
     """Return the model.
 
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.
         classes: number of classes.
         width: factor for the number of channels.
-        blocks: number of blocks, from the first; fewer make a smaller model.
+        depth: number of blocks, from the first; fewer make a smaller model.
         dropout: fraction of the features that the training sets to 0.
     """
     layers = keras.layers
     image = keras.Input(input_shape, name="image")
     x = normalized(layers.Conv2D(channels(32, width), 3, 2, "same", use_bias=False, name="stem")(image), "stem")
-    for index, (filters, stride) in enumerate(BLOCKS[:blocks]):
+    for index, (filters, stride) in enumerate(BLOCKS[:depth]):
         name = f"block{index}"
         x = layers.DepthwiseConv2D(3, stride, "same", use_bias=False, name=f"{name}_depthwise")(x)
         x = normalized(x, f"{name}_depthwise")

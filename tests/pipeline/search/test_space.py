@@ -201,21 +201,21 @@ def test_two_stages_of_one_name_need_ids(tmp_path: Path) -> None:
     assert "give one an id" in refused(tmp_path, {"stages": [["stamp", "compile"]]}, stages=stages)
 
 
-BUILDERS = {"builder": "mobilenet_v1", "arguments": {"width": 0.5, "blocks": 3}}
+BUILDERS = {"builder": "mobilenet_v1", "arguments": {"width": 0.5, "depth": 3}}
 TRAINED = ["train", "quantize"]
 DIGITS: dict[str, Any] = {"data": {"source": {"digits": {}}}, "model": BUILDERS}
 ARCHITECTURES = {
     "model.stages": [3, 4],
     "model.width": {"from": 0.25, "to": 1, "step": 0.25},
     "model.builder": ["mobilenet_v1", "mobilenet_v2"],
-    "model.blocks": {"from": 2, "to": 6},
+    "model.depth": {"from": 2, "to": 6},
 }
 
 
 def test_arguments_belong_to_the_builders_that_have_them(tmp_path: Path) -> None:
     search_space = space(tmp_path, ARCHITECTURES, TRAINED, **DIGITS)
     assert search_space.count == 4 * 5 + 4 * 2
-    parameters = {"model.builder": '"mobilenet_v2"', "model.width": 0.25, "model.blocks": 5, "model.stages": 1}
+    parameters = {"model.builder": '"mobilenet_v2"', "model.width": 0.25, "model.depth": 5, "model.stages": 1}
     values = search_space.values(parameters)
     assert values == {"model.builder": "mobilenet_v2", "model.width": 0.25, "model.stages": 4}
     model = search_space.with_values(values, "second").value["model"]
@@ -223,7 +223,7 @@ def test_arguments_belong_to_the_builders_that_have_them(tmp_path: Path) -> None
     first = search_space.values(parameters | {"model.builder": '"mobilenet_v1"'})
     assert search_space.with_values(first, "first").value["model"] == {
         "builder": "mobilenet_v1",
-        "arguments": {"width": 0.25, "blocks": 5},
+        "arguments": {"width": 0.25, "depth": 5},
     }
 
 
@@ -231,6 +231,6 @@ def test_builders_are_checked_before_any_trial(tmp_path: Path) -> None:
     for builder in ("mobilenet_v9", 5):
         message = refused(tmp_path, {"model.width": [0.5], "model.builder": [builder]}, stages=TRAINED, **DIGITS)
         assert f"{builder!r} cannot be used" in message
-    assert "unknown argument 'depth'" in refused(
-        tmp_path, ARCHITECTURES | {"model.depth": [1, 2]}, stages=TRAINED, **DIGITS
+    assert "unknown argument 'deep'" in refused(
+        tmp_path, ARCHITECTURES | {"model.deep": [1, 2]}, stages=TRAINED, **DIGITS
     )
