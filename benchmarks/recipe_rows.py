@@ -77,6 +77,7 @@ ROWS = (
         prepare=GROCERIES,
         changes=(("seed: 0", "seed: 2"),),
     ),
+    Row("groceries_search", "groceries_search", "official: other photos", prepare=GROCERIES),
     Row(
         "groceries_from_tflite", "groceries_from_tflite", "official: other photos", prepare=GROCERIES, models=EXTRACTOR
     ),

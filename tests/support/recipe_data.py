@@ -25,6 +25,7 @@ PREPARED = {
     "cards": ("cards", "data/cards"),
     "custom_detector": ("coco128", "data/road", "--boxes"),
     "groceries_coarse": ("groceries", "data/groceries"),
+    "groceries_search": ("groceries", "data/groceries"),
     "groceries_from_tflite": ("groceries", "data/groceries"),
     "groceries_fine_from_tflite": ("groceries", "data/groceries"),
     "keras_file": ("coco128", "data/photos", "--unsorted"),
