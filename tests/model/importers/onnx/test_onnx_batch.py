@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 from one_node import Model, floats, node, number, whole
 from onnx import helper
-from paths import SHARED
 
 from compress.core.errors import ModelError
 from compress.model.importers.onnx import onnx_file, original
@@ -166,23 +165,6 @@ def test_the_model_is_compared_with_the_original(size: Any, saved_onnx: Saved, m
     monkeypatch.setattr(original, "has_batch", lambda graph, runs: True)
     with pytest.raises(ModelError, match="the outputs of the rebuilt Keras model differ by"):
         onnx_file.load(onnx_file.read(saved_onnx(Model(CENTERED, {"x": (size, 6)}, ["y"], 13))))
-
-
-@pytest.mark.parametrize("case", ["08_bilstm_initial", "14_attention_unbatched", "16b_lstm_455", "24_softmax_axis0"])
-def test_shared_cases_keep_their_first_dimension(case: str) -> None:
-    path = SHARED / "cases" / case / "model.onnx"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
-    file = onnx_file.read(path)
-    model, _ = onnx_file.load(file)
-    shape = file.graph.shapes["x"]
-    assert shape[0] > 1
-    rows = rows_of(*shape)
-    assert file.imported is not None
-    placed = file.imported.inputs["x"].placed(rows)[None]
-    expected = of_original(path, {"x": rows})[0]
-    ordered = expected.reshape(-1)[file.imported.outputs[0].positions]
-    np.testing.assert_allclose(np.asarray(model(placed)).ravel(), ordered, atol=1e-5)
 
 
 TEXT_LINE = [  # of 48 pixels height, as a text recognition: the rows are pooled away, and their dimension is removed
