@@ -256,12 +256,6 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     assert not kept[4]
 
 
-def test_a_cost_that_the_target_does_not_predict_is_refused(keras: Any) -> None:
-    cpu = prepare(keras_graph.read(networks.plain(keras)), load("cpu"), "l1", None)
-    with pytest.raises(StageError, match="compute is not predicted for the target cpu"):
-        allocated(cpu, Objective("compute", 0.5))
-
-
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_the_nearest_that_is_named_is_possible(keras: Any, builder: networks.Builder) -> None:
     prunable = prepared(builder(keras))
