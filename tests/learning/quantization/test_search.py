@@ -442,6 +442,15 @@ def test_biases_that_are_moved_wrongly_are_named(keras: Any) -> None:
     assert sum(row.point.endswith(debug.SHIFTS) for row in rows) == len(shifts)
 
 
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder) -> None:
+    net = folded(keras, builder)
+    rows = debug.errors(net, calibration.calibrate(net, images(40)), images(16, 5))
+    assert all(row.snr_db is None or row.snr_db > 15 for row in rows)
+    text = debug.describe(debug.to_json(rows))
+    assert len(text.splitlines()) > len(rows[:20])
+
+
 # --- AdaRound ---------------------------------------------------------------------------
 
 
