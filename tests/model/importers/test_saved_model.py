@@ -169,12 +169,19 @@ def printing(module: Any, x: Any) -> Any:
     return x
 
 
+def restoring(module: Any, x: Any) -> Any:
+    import tensorflow as tf
+
+    return x + tf.raw_ops.RestoreV2(prefix="/x", tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])[0]
+
+
 @pytest.mark.parametrize(
     ("function", "operator", "reason"),
     [
         (reading, "ReadFile", "reads files"),
         (inside, "PyFunc", "runs a Python function"),
         (printing, "PrintV2", "writes files or messages"),
+        (restoring, "RestoreV2", "reads files"),
     ],
 )
 def test_graphs_that_reach_out_are_refused_before_they_are_loaded(

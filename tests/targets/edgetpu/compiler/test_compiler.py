@@ -277,6 +277,9 @@ def test_another_model_options_or_version_is_something_else(make: Make, programs
     assert make(host=None, compiler_version="15.0").compile(MODEL, pytest.fail) is None
     assert make(host=None, compiler_version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
     assert make({"child_timeout_s": 9}, host=None).compile(MODEL, pytest.fail) is not None
+    shutil.rmtree(programs.folder)
+    for host in (Local(programs.folder / "edgetpu_compiler", programs.folder), Docker("coral", "c"), Ssh("there", "c")):
+        assert make(host=host).compile(MODEL, pytest.fail) is not None
 
 
 @pytest.mark.parametrize(
