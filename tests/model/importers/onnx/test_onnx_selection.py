@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from one_node import Model, constant, floats, node, whole
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from compress.model.importers import model_file
 from compress.model.importers.onnx import onnx_model
@@ -63,9 +62,9 @@ BEST = [  # the best class of each location, as in programs with one suppression
 ]
 
 
-def detector(path: Path, end: list[Any]) -> Path:
+def detector(path: Path, nodes: list[Any], output: str = "found") -> Path:
     """A convolution, its 6 channels as boxes [1, 16, 4] and scores [1, 2, 16], and a selection."""
-    path.write_bytes(Model([*HEAD, *end], {"image": (1, 3, 8, 8)}, ["found"], 13).proto().SerializeToString())
+    path.write_bytes(Model(nodes, {"image": (1, 3, 8, 8)}, [output], 13).proto().SerializeToString())
     return path
 
 
@@ -81,75 +80,55 @@ def detector(path: Path, end: list[Any]) -> Path:
 def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(
     tmp_path: Path, end: list[Any], scores: str, removed: str
 ) -> None:
-    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", end))
+    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", [*HEAD, *end]))
     assert [output.name for output in model.graph.output] == ["boxes", scores]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
     assert notes == (f"its {removed} is taken off: the device selects the objects",)
 
 
 def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
+    names = constant(np.arange(8, dtype=np.float32))
     classes = [
-        helper.make_node("Softmax", ["x"], ["scores"]),
-        helper.make_node("TopK", ["scores", "k"], ["values", "places"]),
-        helper.make_node("Gather", ["names", "places"], ["found"]),
+        node("Softmax", ["x"], ["scores"]),
+        node("TopK", ["scores", whole(2)], ["values", "places"]),
+        node("Gather", [names, "places"], ["found"]),
     ]
     queries = [
-        helper.make_node("Split", ["x"], ["left", "right"], axis=1),
-        helper.make_node("TopK", ["left", "k"], ["values", "places"]),
-        helper.make_node("GatherElements", ["right", "places"], ["queries"], axis=1),
-        helper.make_node("MatMul", ["queries", "names"], ["found"]),
+        node("Split", ["x"], ["left", "right"], axis=1),
+        node("TopK", ["left", whole(2)], ["values", "places"]),
+        node("GatherElements", ["right", "places"], ["queries"], axis=1),
+        node("MatMul", ["queries", names], ["found"]),
     ]
     for nodes in (classes, queries):
-        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])]
-        outputs = [helper.make_tensor_value_info("found", TensorProto.FLOAT, None)]
-        constants = [
-            helper.make_tensor("k", TensorProto.INT64, [1], [2]),
-            helper.make_tensor("names", TensorProto.FLOAT, [8], range(8)),
-        ]
-        model = helper.make_model(helper.make_graph(nodes, "graph", inputs, outputs, constants))
-        assert without_selection(model) == []
+        assert without_selection(Model(nodes, {"x": (1, 8)}, ["found"], 13).proto()) == []
 
 
 @pytest.mark.tensorflow
 def test_the_rest_is_imported(tmp_path: Path, keras: Any) -> None:
-    file = model_file.read(detector(tmp_path / "detector.onnx", SUPPRESSION))
+    file = model_file.read(detector(tmp_path / "detector.onnx", [*HEAD, *SUPPRESSION]))
     model = model_file.load(file).model
     assert [tuple(output.shape[1:]) for output in model.outputs] == [(16, 4), (16, 2)]
 
 
 def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
-    path = detector(tmp_path / "detector.onnx", BEST)
-    model = onnx.load(path)
-    del model.graph.node[7:]
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, None))
-    path.write_bytes(model.SerializeToString())
-    read, notes = onnx_model.read(path)
+    read, notes = onnx_model.read(detector(tmp_path / "detector.onnx", [*HEAD, *BEST[:2]], "label"))
     assert [output.name for output in read.graph.output] == ["label"]
     assert notes == ()
 
 
 def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Path) -> None:
-    path = detector(tmp_path / "detector.onnx", SUPPRESSION)
-    model = onnx.load(path)
     attention = [
-        helper.make_node("ReduceMax", ["image"], ["largest"], axes=[1], keepdims=1),
-        helper.make_node("Mul", ["image", "largest"], ["weighted"]),
+        node("ReduceMax", ["image"], ["largest"], axes=[1], keepdims=1),
+        node("Mul", ["image", "largest"], ["weighted"]),
+        node("Conv", ["weighted", floats(6, 3, 2, 2)], ["map"], strides=[2, 2]),
     ]
-    model.graph.node[0].input[0] = "weighted"
-    rest = [*model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend([*attention, *rest])
-    path.write_bytes(model.SerializeToString())
-    read, _ = onnx_model.read(path)
+    read, _ = onnx_model.read(detector(tmp_path / "detector.onnx", [*attention, *HEAD[1:], *SUPPRESSION]))
     assert [output.name for output in read.graph.output] == ["boxes", "scores"]
     assert [node.op_type for node in read.graph.node][:3] == ["ReduceMax", "Mul", "Conv"]
 
 
-def test_a_suppression_of_the_inputs_stays(tmp_path: Path) -> None:
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4]) for name in ("boxes", "scores")]
-    outputs = [helper.make_tensor_value_info("found", TensorProto.INT64, None)]
-    node = helper.make_node("NonMaxSuppression", ["boxes", "scores"], ["found"])
-    model = helper.make_model(helper.make_graph([node], "selection", inputs, outputs))
+def test_a_suppression_of_the_inputs_stays() -> None:
+    suppression = [node("NonMaxSuppression", ["boxes", "scores"], ["found"])]
+    model = Model(suppression, {"boxes": (1, 4, 4), "scores": (1, 4, 4)}, ["found"]).proto()
     assert without_selection(model) == []
     assert [output.name for output in model.graph.output] == ["found"]
