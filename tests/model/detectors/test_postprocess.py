@@ -161,6 +161,23 @@ def test_thresholds_of_0_and_less_keep_all_boxes() -> None:
         assert Detector(postprocess.specification).specification["least_score"] == pytest.approx(1e-6)
 
 
+def test_damaged_options_are_refused_with_a_message() -> None:
+    full_model = ended(heads())
+    (operator,) = full_model.custom_operators(detection_postprocess.NAME)
+    stored = full_model.source.subgraphs[0].operators[operator.index]
+    options = np.array(stored.customOptions, np.uint8)
+    random, refused = np.random.default_rng(0), 0
+    for _ in range(500):
+        damaged = options.copy()
+        damaged[random.integers(len(damaged), size=3)] = random.integers(256, size=3)
+        stored.customOptions = damaged
+        try:
+            detection_postprocess.read(full_model)
+        except ModelError as error:
+            refused += detection_postprocess.NAME in str(error)
+    assert refused > 100
+
+
 # --- whole files -------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,22 @@ def test_fakes_are_told_from_what_the_vendors_compiler_makes(tmp_path: Path, con
     assert reason in str(caught.value)
     with pytest.raises(ModelError, match="it is not compiled for the Edge TPU"):
         inspection.inspect(compiled(path))
+
+
+def test_damaged_packages_are_errors_or_answers() -> None:
+    chance, valid = random.Random(0), options(EXECUTION, CACHING)
+    refused = 0
+    for _ in range(3000):
+        content = bytearray(valid)
+        for _ in range(chance.randint(1, 4)):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del content[chance.randrange(len(content)) :]
+        try:
+            package.read(bytes(content))
+        except ModelError:
+            refused += 1
+    assert refused > 100
 
 
 def test_the_command_and_the_prediction_beside_the_real_thing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,14 @@ def test_other_floats_are_taken_as_float32(saved_onnx: Saved, kind: int, name: s
     nodes = [node("Cast", ["x"], ["h"], to=kind), node("MatMul", ["h", ones], ["y"])]
     path = saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"], 13))
     assert imported(path)[0].notes == (f"its {name} values are converted to float32 (1 stored tensors)",)
+
+
+def test_a_first_dimension_that_becomes_channels_is_no_batch(saved_onnx: Saved) -> None:
+    nodes = [node("Unsqueeze", ["x", whole(0)], ["u"]), node("Conv", ["u", floats(6, 4, 3, 3)], ["y"])]
+    file, model, _ = imported(saved_onnx(Model(nodes, {"x": (4, 8, 8)}, ["y"])))
+    assert "its input 'x', [4, 8, 8], now has a batch dimension in front: [1, 4, 8, 8]" in file.notes or model.inputs[
+        0
+    ].shape == (None, 8, 8, 4)
 
 
 def test_functions_are_written_out_and_operators_brought_in_order(tmp_path: Path) -> None:
@@ -389,3 +399,19 @@ def test_tensors_in_a_file_beside_the_model(tmp_path: Path) -> None:
     )
     assert (tmp_path / "w.bin").stat().st_size >= 864
     assert imported(path)[2] == ["Conv2D"]
+
+
+def test_damaged_files_give_an_error_or_an_answer(tmp_path: Path) -> None:
+    sound = damaged(lambda proto: None)
+    path, outcomes = tmp_path / "model.onnx", Counter[str]()
+    for turn in range(300):
+        dice = random.Random(f"onnx:{turn}")
+        data = bytearray(sound)
+        for _ in range(dice.randint(1, 4)):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        path.write_bytes(bytes(data[: dice.randrange(len(data))] if turn % 5 == 0 else data))
+        try:
+            outcomes["problems" if onnx_file.read(path).problems else "imported"] += 1
+        except ModelError:
+            outcomes["error"] += 1
+    assert set(outcomes) >= {"error", "imported"}
