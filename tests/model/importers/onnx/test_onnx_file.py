@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from one_node import EXACT, Model, constant, floats, imported, node, number, whole
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from compress.core.errors import ModelError
 from compress.model.importers.common import verification
@@ -181,10 +181,17 @@ def test_names(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "FLOAT16"), (TensorProto.DOUBLE, "DOUBLE")])
-def test_other_floats_are_taken_as_float32(saved_onnx: Saved, kind: int, name: str) -> None:
-    ones = constant(np.ones((4, 2), np.float16 if kind == TensorProto.FLOAT16 else np.float64))
-    nodes = [node("Cast", ["x"], ["h"], to=kind), node("MatMul", ["h", ones], ["y"])]
-    path = saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"], 13))
+def test_other_floats_are_taken_as_float32(tmp_path: Path, kind: int, name: str) -> None:
+    dtype = np.float16 if kind == TensorProto.FLOAT16 else np.float64
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["h"], to=kind), helper.make_node("MatMul", ["h", "w"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", kind, [1, 2])],
+        [numpy_helper.from_array(np.ones((4, 2), dtype), "w")],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
     assert imported(path)[0].notes == (f"its {name} values are converted to float32 (1 stored tensors)",)
 
 
