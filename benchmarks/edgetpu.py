@@ -16,7 +16,8 @@ from typing import Any
 
 import repository
 
-from compiler_evidence import TARGET, CompiledModel, real_models, record, reported
+import operator_tables
+from compiler_evidence import TARGET, CompiledModel, real_models, reported
 from paths import EDGETPU
 
 from compress.model.tflite import graph
@@ -49,6 +50,29 @@ def compared(model: CompiledModel) -> dict[str, Any]:
 def within(rows: Sequence[Mapping[str, Any]], figure: str, share: float) -> int:
     """Return the number of models whose prediction differs from the real value by at most this share of it."""
     return sum(abs(ours - real) <= share * real for ours, real in (row[figure] for row in rows))
+
+
+def record() -> None:
+    """Write the operator tables of the shared models, and the compiler's memory reports, into the repository."""
+    sources = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
+    rows = []
+    for model in real_models():
+        origin = {key: sources[model.name][key] for key in ("source", "commit", "licence")}
+        facts = {
+            "name": model.name,
+            "version": model.version,
+            "runtime": model.runtime,
+            "placement": model.placement,
+            "parameter_bytes": model.parameter_bytes,
+            "narrow_bytes_per_tile": model.narrow_bytes_per_tile,
+        }
+        rows.append(facts | origin | {"table": operator_tables.table_of(model.parsed)})
+    sections = {"models": rows, "memory_reports": json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())}
+    parts = []
+    for name, section in sections.items():
+        lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in section)  # one model or report a line
+        parts.append(f'"{name}": [\n{lines}\n]')
+    operator_tables.FIXTURE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def table(result: Mapping[str, Any], stacks: int) -> list[tuple[str, str, object]]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ import repository
 import numpy as np
 import raspberry_pi_latency
 from paths import EDGETPU
-from published_latency import JUDGED, Row, fitted, judged, left_out, predicted, rows, spread
+from published_latency import JUDGED, Row, fitted, judged, nested, predicted, rows, spread
 
 from compress.targets import edgetpu
 from compress.targets.edgetpu.constants import CONSTANTS
@@ -81,6 +81,14 @@ def raspberry_pis(*, is_written: bool) -> None:
     ratios = ", ".join(f"{ratio:.2f}" for ratio in raspberry_pi_latency.transfer_ratios())
     print(f"Pi 5 / Pi 4 without computation: {ratios}")
     print(json.dumps(hosts, indent=1))
+
+
+def left_out(rows: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
+    """Predict each row with constants that were fitted without the rows of its group."""
+    constants = {
+        name: nested(fitted([row for row in rows if group(row) != name])) for name in {group(row) for row in rows}
+    }
+    return [predicted(row, constants[group(row)]) for row in rows]
 
 
 def main() -> None:

@@ -148,8 +148,3 @@ def test_positions_are_those_of_the_bytes_in_the_file() -> None:
     assert layer.scale_position is not None
     assert struct.unpack_from("<i", file.content, layer.zero_point_position) == (7,)
     assert struct.unpack_from("<f", file.content, layer.scale_position) == (0.25,)
-
-
-def test_a_model_that_is_not_compiled_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"plain\.tflite: has no edgetpu-custom-op"):
-        compiled_file.parse(tiny.classifier(), "plain.tflite")

@@ -24,26 +24,6 @@ def read(maker: ProgramMaker) -> Program:
     return read_program(bundles(maker.finished()))
 
 
-def test_a_program_is_read_to_its_end() -> None:
-    maker = ProgramMaker()
-    maker.transfer("input", 4096)
-    maker.numbered(0x14, 7)
-    maker.tensor(traversal(0, [(1, 4)]), traversal(64, [(1, 4)]))
-    maker.transfer("output", 24)
-    maker.transfer("interrupt", 0)
-    program = read(maker)
-    assert program.is_complete
-    assert [(instruction.operation, instruction.tiles) for instruction in program.instructions] == [
-        (0x14, ALL_TILES),
-        (1, ALL_TILES),
-    ]
-    assert [(transfer.kind, transfer.size_bytes) for transfer in program.transfers] == [
-        ("input", 4096),
-        ("output", 24),
-        ("interrupt", 0),
-    ]
-
-
 def test_reading_continues_after_a_bundle_that_is_not_understood() -> None:
     maker = ProgramMaker()
     maker.numbered(0x14, 7)

@@ -97,24 +97,6 @@ def recorded_models() -> list[CompiledModel]:
     ]
 
 
-def record() -> None:
-    """Write the operator tables of the shared models, and the compiler's memory reports, into the repository."""
-    sources = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
-    rows = []
-    for model in real_models():
-        origin = {key: sources[model.name][key] for key in ("source", "commit", "licence")}
-        facts = {
-            "name": model.name,
-            "version": model.version,
-            "runtime": model.runtime,
-            "placement": model.placement,
-            "parameter_bytes": model.parameter_bytes,
-            "narrow_bytes_per_tile": model.narrow_bytes_per_tile,
-        }
-        rows.append(facts | origin | {"table": operator_tables.table_of(model.parsed)})
-    operator_tables.write(rows, json.loads((EDGETPU / "compiler_memory_sweep.json").read_text()))
-
-
 def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
     """Return the layers of one row of the compiler's memory sweep."""
     channels, layers, conv = row["input"][-1], [], row["network"] == "conv"

@@ -82,7 +82,8 @@ class Model:
         graph = helper.make_graph(
             [operator for operator, _ in self.nodes], "graph", graph_inputs, shown, list(stored.values())
         )
-        opsets = [helper.make_opsetid("", self.opset)]
+        domains = {operator.domain for operator, _ in self.nodes}
+        opsets = [helper.make_opsetid(domain, 1 if domain else self.opset) for domain in sorted({"", *domains})]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8 if self.opset < 20 else 10)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         for value, better in zip(model.graph.output, inferred.graph.output, strict=True):

@@ -30,16 +30,6 @@ def load() -> dict[str, Any]:
     return recorded
 
 
-def write(models: list[dict[str, Any]], memory_reports: list[dict[str, Any]]) -> None:
-    """Write the fixture with one model or report on each line."""
-    sections = {"models": models, "memory_reports": memory_reports}
-    parts = []
-    for name, rows in sections.items():
-        lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-        parts.append(f'"{name}": [\n{lines}\n]')
-    FIXTURE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-
-
 def table_of(parsed: graph.Graph) -> dict[str, Any]:
     tensor_kinds, tensors = _unique([_tensor_row(tensor) for tensor in parsed.tensors])
     operator_kinds, kinds = _unique([_operator_row(operator) for operator in parsed.operators])

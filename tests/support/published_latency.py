@@ -190,14 +190,6 @@ def fitted(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, np.exp(solution.x), strict=True)}
 
 
-def left_out(rows: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
-    """Predict each row with constants that were fitted without the rows of its group."""
-    constants = {
-        name: nested(fitted([row for row in rows if group(row) != name])) for name in {group(row) for row in rows}
-    }
-    return [predicted(row, constants[group(row)]) for row in rows]
-
-
 def spread(misses: Sequence[float]) -> float:
     """Return the half width of an interval that covers the share COVERED of the errors, all as logarithms."""
     return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf

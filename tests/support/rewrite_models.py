@@ -10,7 +10,7 @@ import one_op
 from numpy.typing import NDArray
 from one_op import Op, Tensor, integers
 
-from compress.model.tflite import comparison, graph
+from compress.model.tflite import comparison
 from compress.model.tflite.graph import Graph
 
 RANDOM = np.random.default_rng(0)
@@ -340,18 +340,8 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
 
 def outputs(model: Graph, feeds: list[NDArray[Any]]) -> list[NDArray[Any]]:
     """Run a model with one input. Return for each feed an array with the values of all outputs, one after the other."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # default delegates round differently in every version
-    interpreter = Interpreter(model_content=graph.serialize(model), experimental_op_resolver_type=resolver)
-    interpreter.allocate_tensors()
-    (input_detail,), arrays = interpreter.get_input_details(), []
-    for feed in feeds:
-        interpreter.set_tensor(input_detail["index"], feed)
-        interpreter.invoke()
-        tensors = [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
-        arrays.append(np.concatenate([tensor.ravel() for tensor in tensors]))
-    return arrays
+    runner = comparison.Runner(model)
+    return [np.concatenate([tensor.ravel() for tensor in runner.run([feed])]) for feed in feeds]
 
 
 def apart(one: Graph, other: Graph) -> int:

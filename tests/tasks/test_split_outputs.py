@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paths import SHARED
 
 import compress
 from compress.model.ir.tensorflow import run
@@ -83,16 +82,3 @@ def test_an_export_splits_the_output_or_says_what_it_costs(keras: Any, tmp_path:
     assert " of 11 channels of the output" in reason
     assert "on axis 3) are constant in the result" in reason
     assert "end the model in front of the operator that joins them" in reason
-
-
-@pytest.mark.parametrize(
-    ("case", "shapes"),
-    [("46_yolo_concat/model.onnx", [[100, 4], [100, 20]]), ("72_k_two_scales/model.keras", [[1], [3]])],
-)
-def test_models_of_reports(tmp_path: Path, case: str, shapes: list[list[int]]) -> None:
-    path = SHARED / "cases" / case
-    if not path.exists():
-        pytest.skip(f"{path} does not exist; CORALLINE_SHARED names the folder of shared files")
-    result = compress.export(path, out=tmp_path / "out")
-    assert [output["shape"] for output in result.facts["outputs"]] == shapes
-    assert result.facts["outputs"][1]["sqnr_db"] > 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,20 +72,6 @@ def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networ
         assert prunable.costs.macs(widths) == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
 
-@pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
-def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    prunable = prepared(networks.randomized(builder(keras)))
-    widths = allocated(prunable, Objective("macs", 0.6))
-    model = keras_graph.build(prunable.pruned(widths))
-    samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
-    parsed = graph.parse(export.convert_calibrated(model, samples, "int8"))
-    legal = legalize(parsed, EDGETPU, [[samples[:1]]], io="INT8").graph
-    content, file_estimate = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
-    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(file_estimate.latency.total, rel=0.05)
-    assert prunable.costs.compute_ms(widths) == pytest.approx(file_estimate.latency.parts["compute_ms"], rel=0.15)
-    assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # most of a small file is names
-
-
 def norms_after_activations(keras: Any) -> Any:
     """Batch norms that cannot be folded (after a ReLU or a pooling, before two layers), and two in a row that can."""
     layers = keras.layers
@@ -148,8 +135,8 @@ NORMS = (
 )
 
 
-@pytest.mark.parametrize("builder", [*NORMS, networks.inverted_residual])
-def test_batch_norms_cost_what_they_cost_in_the_file(keras: Any, builder: networks.Builder) -> None:
+@pytest.mark.parametrize("builder", [*NORMS, *networks.ALL, grouped], ids=lambda b: b.__name__)
+def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     prunable = prepared(model)
     for keep in (1.0, 0.7):
@@ -157,12 +144,15 @@ def test_batch_norms_cost_what_they_cost_in_the_file(keras: Any, builder: networ
         conversion = converted(prunable.pruned(widths), noise(model))
         assert conversion.graph is not None
         file = EDGETPU.cost.of_file(conversion.graph)
-        predicted = sorted(operator.kind for operator in prunable.costs.operators(widths))
+        costs, latency = prunable.costs, estimate(conversion.graph, EDGETPU, "usb3").latency
+        predicted = sorted(operator.kind for operator in costs.operators(widths))
         assert predicted == sorted(layer.kind for layer in file.layers)
-        assert prunable.costs.streamed_bytes(widths) == file.streamed_bytes == 0
-        assert prunable.costs.latency_ms(widths) == pytest.approx(
-            file.latency_ms(EDGETPU.cost.default_host, EDGETPU.cost.clock(None)), rel=0.005
-        )
+        assert costs.streamed_bytes(widths) == file.streamed_bytes
+        assert (file.streamed_bytes > 0) == (builder in (networks.branches, grouped))  # tables of activations
+        assert costs.latency_ms(widths, "usb3") == pytest.approx(latency.total, rel=0.005)
+        assert costs.compute_ms(widths) == pytest.approx(latency.parts["compute_ms"], rel=0.15)
+        size = len(graph.serialize(conversion.graph))
+        assert costs.size_bytes(widths) == pytest.approx(size, rel=0.3)  # most of a small file is names
 
 
 def test_slopes_by_position_are_no_constant_by_channel(keras: Any) -> None:
@@ -193,14 +183,17 @@ def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
     assert 0.7 * goal.limits(prunable, full_cost).final < now <= goal.limits(prunable, full_cost).final
 
 
+def convolutions(keras: Any, side: int, filters: Sequence[int], strides: int = 1) -> Any:
+    layers = keras.layers
+    image = x = keras.Input((side, side, 3))
+    for number in filters:
+        x = layers.Conv2D(number, 3, strides, padding="same", activation="relu")(x)
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
 def wide(keras: Any) -> Any:
     """A model with 128 channels in every layer: two blocks of 64 outputs of the array."""
-    layers = keras.layers
-    image = keras.Input((48, 48, 3))
-    x = image
-    for _ in range(4):
-        x = layers.Conv2D(128, 3, padding="same", activation="relu")(x)
-    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), name="wide")
+    return convolutions(keras, 48, [128] * 4)
 
 
 def test_a_removal_that_saves_nothing_is_not_made(keras: Any) -> None:
@@ -216,12 +209,7 @@ def test_a_removal_that_saves_nothing_is_not_made(keras: Any) -> None:
 
 
 def test_streamed_parameters_are_cached_by_removing_channels(keras: Any) -> None:
-    layers = keras.layers
-    image = keras.Input((8, 8, 64))
-    x = layers.Conv2D(512, 3, padding="same", activation="relu")(image)
-    for _ in range(4):
-        x = layers.Conv2D(512, 3, padding="same", activation="relu")(x)
-    prunable = prepared(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
+    prunable = prepared(convolutions(keras, 8, [512] * 5))
     goal = Objective("cache")
     widths = allocated(prunable, goal)
     assert prunable.costs.streamed_bytes(prunable.full_widths) > 2e6
@@ -254,12 +242,6 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     ]
     assert not kept[1]
     assert not kept[4]
-
-
-def test_a_cost_that_the_target_does_not_predict_is_refused(keras: Any) -> None:
-    cpu = prepare(keras_graph.read(networks.plain(keras)), load("cpu"), "l1", None)
-    with pytest.raises(StageError, match="compute is not predicted for the target cpu"):
-        allocated(cpu, Objective("compute", 0.5))
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
@@ -318,20 +300,12 @@ def tied(keras: Any) -> Any:
 
 def chain(keras: Any) -> Any:
     """Three sets of 8, 16 and 32 channels: one level of the first set is half of its channels."""
-    layers = keras.layers
-    image = x = keras.Input((16, 16, 3))
-    for filters in (8, 16, 32):
-        x = layers.Conv2D(filters, 3, padding="same", strides=2, activation="relu")(x)
-    return keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)), name="chain")
+    return convolutions(keras, 16, [8, 16, 32], strides=2)
 
 
 def blocks(keras: Any) -> Any:
     """Three sets of channels, in which the latency depends on the array's blocks of 64 outputs."""
-    layers = keras.layers
-    image = x = keras.Input((48, 48, 3))
-    for filters in (128, 96, 128):
-        x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
-    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), name="blocks")
+    return convolutions(keras, 48, [128, 96, 128])
 
 
 @pytest.mark.parametrize(

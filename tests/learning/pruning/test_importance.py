@@ -74,21 +74,6 @@ def test_gates_take_no_name_of_a_layer(keras: Any) -> None:
     np.testing.assert_allclose(gated_model(net, channels)([inputs, gates]), model(inputs), rtol=1e-5)
 
 
-def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> None:
-    layers = keras.layers
-    image = keras.Input((6, 6, 2))
-    x = layers.Conv2D(6, 3, activation="relu", name="conv")(image)
-    model = networks.randomized(keras.Model(image, layers.Dense(3, name="dense")(layers.GlobalAveragePooling2D()(x))))
-    kernel, bias = model.get_layer("dense").get_weights()
-    kernel[2] = 0
-    model.get_layer("dense").set_weights([kernel, bias])
-    net = keras_graph.read(model)
-    channels = structure.find_groups(net)
-    score = taylor_scores(net, channels, samples(model))[channels.layouts[LayerOutput("conv")]]
-    assert score[2] == 0
-    assert (np.delete(score, 2) > 0).any()
-
-
 @pytest.mark.parametrize("method", ["l1", "l2", "batch_norm"])
 def test_norms_of_weights(keras: Any, method: Any) -> None:
     model = networks.randomized(networks.plain(keras))

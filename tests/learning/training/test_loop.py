@@ -172,16 +172,6 @@ def test_the_learning_rate_rises_and_falls(keras: Any, name: Any, last: list[flo
     assert rates == pytest.approx([0, 0.05, 0.1, *last], abs=1e-6)
 
 
-def test_gradients_are_accumulated(keras: Any) -> None:
-    settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=2)
-    optimizer, variable = loop._optimizer(keras, settings, batches=10), keras.Variable(np.zeros(1, np.float32))
-    optimizer.build([variable])
-    optimizer.apply([keras.ops.ones(1)])
-    assert float(variable[0]) == 0
-    optimizer.apply([keras.ops.ones(1)])
-    assert float(variable[0]) == pytest.approx(-0.1, rel=0.01)
-
-
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, accumulated: int) -> None:
     settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=accumulated, ema=0.8)

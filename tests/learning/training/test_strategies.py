@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from compress.core.errors import StageError
 from compress.core.execution import Execution
 from compress.core.progress import SilentProgress
+from compress.learning.context import Context
 from compress.learning.training import loop, strategies
 from compress.learning.training.batches import validation_batch_size
 from compress.learning.training.strategies import Devices
@@ -135,6 +136,16 @@ def test_compilation_and_steps_change_nothing_but_rounding(alone: dict[str, Hist
     assert flat(alone[name]) == pytest.approx(flat(alone["plain"]), rel=1e-3, abs=1e-5)
 
 
+def linear(keras: Any, *first: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((8, 8, 1)), *first, layers.Flatten(), layers.Dense(2, "softmax")])
+
+
+def fitted(model: Any, given: Context, callback: Any = None, epochs: int = 1) -> Any:
+    settings = loop.TrainingSettings(epochs=epochs, batch_size=16)
+    return loop.fit(model, loop.own_loss(model, given), settings, given, [lambda _: callback] if callback else ())
+
+
 def test_what_xla_cannot_compile_is_named(keras: Any, tmp_path: Path) -> None:
     import tensorflow
 
@@ -142,17 +153,9 @@ def test_what_xla_cannot_compile_is_named(keras: Any, tmp_path: Path) -> None:
         def call(self, x: Any) -> Any:
             return x + tensorflow.ensure_shape(tensorflow.numpy_function(np.zeros_like, [x], "float32"), x.shape)
 
-    model = keras.Sequential(
-        [keras.Input((8, 8, 1)), CallsPython(), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
-    )
     training_context = replace(context(Blobs(), tmp_path), execution=Execution(jit_compile=True))
     with pytest.raises(StageError, match=r"XLA cannot compile the operation PyFunc of this training"):
-        loop.fit(
-            model,
-            loop.own_loss(model, training_context),
-            loop.TrainingSettings(epochs=1, batch_size=16),
-            training_context,
-        )
+        fitted(linear(keras, CallsPython()), training_context)
 
 
 def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> None:
@@ -162,15 +165,8 @@ def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> N
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             steps.append(batch)
 
-    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
     training_context = replace(context(Blobs(), tmp_path), execution=Execution(steps_per_execution=6))
-    loop.fit(
-        model,
-        loop.own_loss(model, training_context),
-        loop.TrainingSettings(epochs=1, batch_size=16),
-        training_context,
-        [lambda _: Seen()],
-    )
+    fitted(linear(keras), training_context, Seen())
     assert steps == [0, 1, 2, 3, 4, 5]
 
 
@@ -182,11 +178,9 @@ def test_an_interrupted_training_on_several_devices_goes_on(
 
     monkeypatch.setattr(checkpoint, "EVERY_S", -1.0)
     keras.utils.set_random_seed(0)
-    layers = keras.layers
-    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2, "softmax")])
+    model = linear(keras)
     start = model.get_weights()
     training_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path)
-    settings = loop.TrainingSettings(epochs=4, batch_size=16)
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -194,13 +188,13 @@ def test_an_interrupted_training_on_several_devices_goes_on(
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loop.fit(model, loop.own_loss(model, training_context), settings, training_context, [lambda trained: Stop()])
+        fitted(model, training_context, Stop(), epochs=4)
     model.set_weights(start)
     import tensorflow
 
     monkeypatch.setattr(strategies, "strategy", lambda name: tensorflow.distribute.MirroredStrategy(["CPU:0"]))
     copied = replace(training_context, execution=Execution(strategy="mirrored"), progress=SilentProgress())
-    resumed = loop.fit(model, loop.own_loss(model, copied), settings, copied)["history"]
+    resumed = fitted(model, copied, epochs=4)["history"]
     assert len(resumed) == 4
     assert not all(np.array_equal(one, two) for one, two in zip(start, model.get_weights(), strict=True))
 

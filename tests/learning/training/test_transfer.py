@@ -120,11 +120,6 @@ def test_layers_near_the_input_start_later_and_learn_more_slowly(keras: Any) -> 
     assert transfer.rates(network(keras), TransferSettings()) == {}
 
 
-def test_before_its_start_a_layer_does_not_change(keras: Any, tmp_path: Path) -> None:
-    result = trained(network(keras), tmp_path, TransferSettings(unfreeze_until=1.0), epochs=2)
-    assert result == {"norm", "second", "head"}  # the first layer would start at the end
-
-
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("functional of sequential", "float32"), *((name, "mixed_bfloat16") for name in LAYOUTS)],

@@ -9,9 +9,7 @@ import detector_files
 import numpy as np
 import pytest
 import tiny
-from PIL import Image
 
-import compress
 from compress.core.errors import ModelError
 from compress.model.detectors.detector_model import detector_model
 from compress.model.importers import model_file
@@ -296,21 +294,3 @@ def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path
     np.testing.assert_allclose(detector.anchors, anchors(), atol=1e-4)
     np.testing.assert_allclose(detector.specification["variances"], [0.1, 0.1, 0.2, 0.2], rtol=1e-3)
     assert detector.specification["overlap"] == pytest.approx(0.6)
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_file_is_exported_without_a_pipeline(keras: Any, tmp_path: Path, quantized: bool) -> None:
-    images = np.random.default_rng(0).random((32, SIDE, SIDE, 3), np.float32)
-    path, _ = file_of(keras, tmp_path, images if quantized else None)
-    (tmp_path / "labels.txt").write_text("cup\nfork\nspoon\n")
-    (tmp_path / "photos").mkdir()
-    for number, image in enumerate(images[:12]):
-        Image.fromarray((image * 255).astype(np.uint8)).save(tmp_path / "photos" / f"{number}.png")
-    result = compress.export(path, calibrate=tmp_path / "photos", out=tmp_path / "out", target="cpu")
-    opened = Bundle(next((tmp_path / "out").rglob("*.coralline")).read_bytes())
-    assert opened.labels == ["cup", "fork", "spoon"]
-    assert opened.detector is not None
-    assert opened.detector.specification["most"] == 12
-    assert opened.preprocessing(np.zeros((20, 40, 3), np.uint8)).shape == (SIDE, SIDE, 3)
-    assert result.facts["verdict"] != "not usable"

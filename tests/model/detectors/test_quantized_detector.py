@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import exported_yolo
-import frigate_stand_ins
 import numpy as np
 import pytest
 import tiny
@@ -15,7 +14,6 @@ from exported_yolo import CLASSES, SIDE
 from PIL import Image
 
 import compress
-from compress.bundling import frigate
 from compress.core.errors import DataError
 from compress.learning.procedures.importing import quantized_detector
 from compress.model.tflite import graph
@@ -100,16 +98,6 @@ def test_a_quantized_classifier_and_a_float_file_are_no_quantized_detectors(tmp_
     assert quantized_detector(tmp_path / "m.tflite") is None
 
 
-@pytest.fixture
-def exported(keras: Any, photos: Path, tmp_path: Path) -> tuple[Any, Path, np.ndarray]:
-    """Return the float model, the bundle of its int8 file, and a photo."""
-    model = exported_yolo.network(keras)
-    path = tmp_path / "yolo.tflite"
-    path.write_bytes(exported_yolo.quantized(model, limits=AS_IMAGENET))
-    compress.export(path, calibrate=photos, out=tmp_path / "out", value_range=(0.0, 1.0))
-    return model, tmp_path / "out" / "yolo" / "yolo.coralline", np.asarray(Image.open(photos / "3.png"))
-
-
 def test_a_range_that_is_not_known_is_a_question(
     keras: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,35 +112,19 @@ def test_a_range_that_is_not_known_is_a_question(
     assert "boxes: ymin, xmin, ymax, xmax, as fractions of the image's height and width" in capsys.readouterr().out
 
 
-def test_the_device_answers_with_boxes(exported: tuple[Any, Path, np.ndarray]) -> None:
-    model, bundle, image = exported
+def test_the_device_answers_with_boxes(keras: Any, photos: Path, tmp_path: Path) -> None:
+    model = exported_yolo.network(keras)
+    path = tmp_path / "yolo.tflite"
+    path.write_bytes(exported_yolo.quantized(model, limits=AS_IMAGENET))
+    compress.export(path, calibrate=photos, out=tmp_path / "out", value_range=(0.0, 1.0))
+    image = np.asarray(Image.open(photos / "3.png"))
     boxes, scores = expected(model, image[np.newaxis] / np.float32(255))
     best = int(scores[0].max(axis=1).argmax())
-    with Model(bundle) as loaded:
+    with Model(tmp_path / "out" / "yolo" / "yolo.coralline") as loaded:
         first = loaded(image).top(1)[0]
     assert first.label == NAMES[int(scores[0, best].argmax())]
     assert abs(first.score - scores[0, best].max()) < 0.05
     np.testing.assert_allclose(first.box, np.clip(boxes[0, best], 0, 1), atol=0.06)
-
-
-def test_frigates_own_program_finds_the_same_in_the_export(
-    exported: tuple[Any, Path, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, bundle, image = exported
-    export = frigate.export(bundle, tmp_path / "frigate")
-    assert (export.model_type, export.classes, export.labels) == ("yolo-generic", CLASSES, dict(enumerate(NAMES)))
-    model = graph.read(tmp_path / "frigate" / "yolo.tflite")
-    outputs = [model.tensors[index] for index in model.outputs]
-    assert [(tensor.shape, tensor.dtype) for tensor in outputs] == [
-        ((1, exported_yolo.LOCATIONS, 64), "INT8"),
-        ((1, exported_yolo.LOCATIONS, CLASSES), "INT8"),
-    ]
-    plugin = frigate_stand_ins.plugin(monkeypatch)
-    rows = frigate_stand_ins.detector(plugin, tmp_path / "frigate" / "yolo.tflite", export)(image[np.newaxis])
-    with Model(bundle) as loaded:
-        first = loaded(image).top(1)[0]
-    assert NAMES[int(rows[0, 0])] == first.label
-    np.testing.assert_allclose(np.clip(rows[0, 2:], 0, 1), first.box, atol=0.02)
 
 
 def test_the_file_becomes_a_float_model_if_the_pipeline_asks_for_it(keras: Any, photos: Path, tmp_path: Path) -> None:

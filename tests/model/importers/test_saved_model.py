@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paths import SHARED
 
 from compress.core import sandbox
 from compress.core.errors import ModelError, UntrustedError
@@ -173,10 +172,7 @@ def printing(module: Any, x: Any) -> Any:
 def restoring(module: Any, x: Any) -> Any:
     import tensorflow as tf
 
-    (restored,) = tf.raw_ops.RestoreV2(
-        prefix="/tmp/other", tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32]
-    )
-    return x + restored
+    return x + tf.raw_ops.RestoreV2(prefix="/x", tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])[0]
 
 
 @pytest.mark.parametrize(
@@ -359,16 +355,6 @@ def test_the_converted_file_is_compared_with_the_folder(tf_keras: Any, written: 
     wrong = replace(result, outputs=[[output + 0.1 for output in outputs] for outputs in result.outputs])
     with pytest.raises(ModelError, match=r"saved: the outputs of the converted \.tflite file differ by 0\.\d+ of"):
         conversion._check_conversion(wrong, "saved")
-
-
-@pytest.mark.parametrize("case", ["191_sm_two_inputs", "192_sm_two_same_shape", "194_keras3_export_two_outputs"])
-def test_reported_folders_are_imported(tf_keras: Any, case: str) -> None:
-    path = SHARED / "cases" / case / "saved"
-    if not path.exists():
-        pytest.skip(f"{path} is not part of the repository")
-    imported = model_file.load(model_file.read(path))
-    assert imported.parity is not None
-    assert imported.parity.max_rel <= 1e-5
 
 
 def test_a_graph_with_a_loop_is_refused(keras: Any, tmp_path: Path) -> None:

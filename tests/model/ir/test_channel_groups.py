@@ -179,23 +179,6 @@ def pinned(channels: ChannelGroups, *names: str) -> list[bool]:
     return [bool(mask.all()) for mask in masks]
 
 
-def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
-    image = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(8, 3, name="free")(image)
-    x = keras.layers.Conv2D(8, 3, name="before")(x)
-    channels = groups_of_classifier(keras, image, keras.layers.LayerNormalization(name="norm")(x))
-    assert channels.unsupported == ("norm",)
-    assert pinned(channels, "before", "free") == [True, False]
-
-
-def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
-    image = keras.Input((6, 6, 3))
-    x = keras.layers.Conv2D(4, 3, name="conv")(image)
-    x = keras.ops.add(x, np.arange(4, dtype=np.float32))
-    channels = groups_of_classifier(keras, image, keras.layers.Conv2D(5, 1, name="next")(x))
-    assert pinned(channels, "conv", "next") == [True, False]
-
-
 def test_functions_across_channels_hold_them(keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((8, 8, 3))

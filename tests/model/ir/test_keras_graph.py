@@ -75,12 +75,6 @@ def test_an_open_input_gets_a_fixed_shape(keras: Any) -> None:
         keras_graph.with_input_shape(model, (2, 2, 3))
 
 
-def test_nested_models_are_inlined(keras: Any) -> None:
-    read = keras_graph.read(networks.nested(keras))
-    assert not {layer.kind for layer in read.layers.values()} & {"Sequential", "Functional"}
-    assert [len(layer.calls) for layer in read.layers.values() if layer.name == "body_" + layer.name[5:]]
-
-
 def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
     left, right = keras.Input((4,)), keras.Input((4,))
     x = keras.layers.Dense(3)(keras.ops.relu(left * 2.0 - right))

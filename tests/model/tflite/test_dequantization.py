@@ -154,16 +154,6 @@ def test_scales_that_do_not_fit_are_refused(scales: tuple[float, ...], message: 
         dequantization.dequantize(one("CONV_2D", tensors, Tensor((1, 6, 6, 4)), 3))
 
 
-def test_a_damaged_float_form_is_seen() -> None:
-    quantized = convolution(Tensor((1, 6, 6, 4), scales=(2.0,)))
-    other = dequantization.dequantize(convolution(Tensor((1, 6, 6, 4), scales=(2.0,)), fusedActivationFunction=RELU))
-    mixed = dequantization.Dequantized(quantized, other.graph, (), 0)
-    (difference,) = dequantization.operator_differences(
-        mixed, [comparison.random_feed(quantized, np.random.default_rng(0))]
-    )
-    assert difference.largest > 5
-
-
 @pytest.mark.skipif(not PAIRS, reason="the shared models are absent")
 @pytest.mark.parametrize("path", PAIRS, ids=lambda path: path.parent.name)
 def test_every_operator_of_real_files_differs_by_its_rounding(path: Any) -> None:

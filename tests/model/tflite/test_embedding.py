@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import small_shop
 import tiny
+from one_op import Tensor, one
 
 from compress.core.errors import ModelError
 from compress.model.tflite import embedding, graph
@@ -66,33 +67,21 @@ def test_a_compiler_may_append_to_the_name() -> None:
     assert not embedding.is_embedding({"name": "hidden"})
 
 
-def _not_dense() -> bytes:
-    builder = tiny.TfliteBuilder(int8=True)
-    x = builder.activation("image", [1, 4, 4, 1], (0.0, 1.0))
-    map_of_scores = builder.activation("map", [1, 4, 4, 2], (0.0, 9.0))
-    builder.convolution(x, np.ones((2, 3, 3, 1)), np.zeros(2), map_of_scores)
-    return builder.finish([x], [map_of_scores])
-
-
-def _linear() -> bytes:
-    builder = tiny.TfliteBuilder(int8=True)
-    x = builder.activation("x", [1, 4], (0.0, 1.0))
-    scores = builder.activation("scores", [1, 2], (-4.0, 4.0))
-    builder.dense(x, np.ones((2, 4)), np.zeros(2), scores)
-    return builder.finish([x], [scores])
+IMAGE, KERNEL, BIAS = Tensor((1, 4, 4, 2)), Tensor((2, 3, 3, 2), data=1), Tensor((2,), "INT32", 0, ())
+ROW, WEIGHTS = Tensor((1, 2)), Tensor((2, 2), data=1)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_not_dense, "ends with CONV_2D, not with a dense layer"),
-        (_linear, "has no layer in front of its last dense layer"),
-        (lambda: small_shop.exposed(small_shop.model()), "has the outputs scores, coralline_embedding"),
+        (lambda: one("CONV_2D", [IMAGE, KERNEL, BIAS], IMAGE), "ends with CONV_2D, not with a dense layer"),
+        (lambda: one("FULLY_CONNECTED", [ROW, WEIGHTS, BIAS], ROW), "has no layer in front of its last dense layer"),
+        (lambda: graph.parse(small_shop.exposed(small_shop.model())), "has the outputs scores, coralline_embedding"),
     ],
 )
-def test_refused(make: Any, message: str) -> None:
+def test_refused(make: Callable[[], graph.Graph], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        embedding.exposed(graph.parse(make()))
+        embedding.exposed(make())
 
 
 def test_a_head_with_a_relu_is_refused() -> None:

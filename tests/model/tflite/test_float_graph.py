@@ -7,7 +7,6 @@ import pytest
 import tiny
 from one_op import Op, Tensor, integers, one, read
 
-from compress.core.errors import ModelError
 from compress.model.tflite import comparison, float_graph, graph
 
 
@@ -43,12 +42,6 @@ def test_weights_behind_dequantize_become_constants() -> None:
     tensor = plain.graph.tensors[2]
     assert (tensor.dtype, tensor.quantization) == ("FLOAT32", None)
     np.testing.assert_allclose(tensor.array(), np.array([[0, -3], [2, 3], [4, 5]]) * [[0.5], [0.25], [2.0]])
-
-
-def test_scales_that_do_not_fit_are_refused() -> None:
-    stored = Tensor((3, 2), "INT8", 1, (0.5, 0.25))
-    with pytest.raises(ModelError, match=r"tensor 1 has 2 scales, and the shape \[3, 2\]"):
-        one("FULLY_CONNECTED", [Tensor((1, 2), "FLOAT32"), stored], Tensor((1, 3), "FLOAT32"))
 
 
 def test_shapes_that_are_computed_become_constants() -> None:

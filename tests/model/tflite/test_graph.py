@@ -12,7 +12,8 @@ import tiny
 from one_op import Op, Tensor
 
 from compress.core.errors import ModelError
-from compress.model.tflite import graph
+from compress.model.tflite import comparison, graph
+from compress.model.tflite.runtime import IsolatedInterpreter
 
 CONV = {
     "x": Tensor((1, 4, 4, 2), scales=(0.25,), signature=(-1, 4, 4, 2)),
@@ -193,17 +194,9 @@ def test_everything_is_kept() -> None:
 
 def outputs(content: bytes) -> list[np.ndarray]:
     """Return the outputs of a model for random input, with kernels that give identical results."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    interpreter = Interpreter(model_content=content, experimental_op_resolver_type=kernels)
-    interpreter.allocate_tensors()
-    random = np.random.default_rng(0)
-    for detail in interpreter.get_input_details():
-        values = random.random(detail["shape"]) * (1 if detail["dtype"] == np.float32 else 100)
-        interpreter.set_tensor(detail["index"], values.astype(detail["dtype"]))
-    interpreter.invoke()
-    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+    parsed = graph.parse(content)
+    feed = comparison.random_feed(parsed, np.random.default_rng(0))
+    return IsolatedInterpreter(content).run(dict(zip(parsed.inputs, feed, strict=True)), list(parsed.outputs))
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import tiny
 from one_op import Op, Tensor
 
 from compress.core.errors import ModelError
-from compress.model.tflite.interpreter import LoadedModel, version
+from compress.model.tflite.interpreter import LoadedModel
 
 
 def loaded(folder: Path, content: bytes) -> LoadedModel:
@@ -137,7 +137,3 @@ def test_integers_without_scales_are_numbers(
     tensors = {name: Tensor((1, 3), dtype, scales=()) for name, dtype in zip("xy", dtypes, strict=True)}
     model = loaded(tmp_path, one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
     np.testing.assert_array_equal(model.scores(np.array([stored], np.float32)), [expected])
-
-
-def test_version_names_the_runtime() -> None:
-    assert version().startswith("ai-edge-litert 2.")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import one_op
 import pytest
 from one_op import Op, Tensor
-from paths import SHARED
 
-from compress.model.tflite import graph as tflite_graph
 from compress.model.tflite import macs as arithmetic
 from compress.model.tflite.graph import Graph
 from compress.targets import load
@@ -168,12 +166,3 @@ def test_the_parameters_of_an_operator_that_no_compiled_model_has_are_unknown_an
         graph = one_op.one("MEAN", [image, one_op.integers(*axes)], Tensor(shape))
         confirmed.append(operator_parameters.count(graph.operators[0], graph, TARGET).is_confirmed)
     assert confirmed == [True, False]
-
-
-def test_the_reported_transposed_convolution() -> None:
-    path = SHARED / "cases" / "119_convt_params" / "model.tflite"
-    if not path.exists():
-        pytest.skip("the shared cases are not here")
-    result = check(tflite_graph.read(path), TARGET)
-    assert result.parameters is not None
-    assert result.parameters.cached_bytes == 8448

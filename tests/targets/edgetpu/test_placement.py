@@ -41,19 +41,6 @@ def sides(placement: Placement) -> str:
     return "".join(op.placement[0] for op in placement.ops)
 
 
-def test_a_chain() -> None:
-    placement = placed([tpu("x", "a"), tpu("a", "b"), tpu("b", "c")])
-    assert sides(placement) == "ttt"
-    assert [op.status for op in placement.ops] == [MAPPED] * 3
-    assert [(op.index, op.op, op.version, op.output) for op in placement.ops] == [
-        (0, "RELU", 1, "a"),
-        (1, "RELU", 1, "b"),
-        (2, "RELU", 1, "c"),
-    ]
-    assert placement.summary == "all 3 operators would run on the Edge TPU"
-    assert placement.failure is None
-
-
 def test_what_comes_after_a_cpu_operator_is_late() -> None:
     placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])
     assert sides(placement) == "tccc"

@@ -8,9 +8,7 @@ from typing import Any
 import one_op
 import pytest
 from one_op import Tensor, integers
-from paths import SHARED
 
-from compress.model.tflite import graph as tflite_graph
 from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu import rules
@@ -320,15 +318,6 @@ def test_a_size_larger_than_any_known_one_is_a_risk_with_its_source(graph: Graph
     assert re.search(risk, op.risk)
     assert op.risk in result.describe()
     assert result.risk.startswith("low" if not risk else ("medium", "high"))
-
-
-def test_the_reported_mean_is_on_the_cpu() -> None:
-    path = SHARED / "cases" / "111_mean_461" / "model.tflite"
-    if not path.exists():
-        pytest.skip("the shared cases are not here")
-    ops = check(tflite_graph.read(path), TARGET).ops
-    assert [(op.op, op.placement) for op in ops] == [("MEAN", "cpu")]
-    assert "edgetpu#461" in ops[0].reason
 
 
 def test_every_rule_is_tried_both_ways() -> None:

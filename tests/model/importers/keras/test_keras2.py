@@ -264,14 +264,6 @@ def test_layers_keep_their_names_and_weights(tf_keras: Any, saved: Save) -> None
             np.testing.assert_array_equal(expected, actual)
 
 
-def test_shared_layers_stay_shared(tf_keras: Any, saved: Save) -> None:
-    shared, pair = tf_keras.layers.Dense(4, name="shared"), [tf_keras.Input((6,)), tf_keras.Input((6,))]
-    model = tf_keras.Model(pair, tf_keras.layers.Concatenate()([shared(one) for one in pair]))
-    new = load(saved(model, "m.h5"))
-    assert len(new.layers) == 4
-    assert new.count_params() == model.count_params()
-
-
 PROBLEMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "in a cell": (
         chain(lambda k: k.RNN(k.LSTMCell(3, recurrent_activation="hard_sigmoid"), name="rnn"), **SEQUENCE),

@@ -309,6 +309,10 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "encrypted": (lambda path: patched(archive(path), 8, "<H", 1), "is encrypted"),
     "unknown compression": (lambda path: patched(archive(path), 10, "<H", 77), "cannot be read"),
     "damaged": (corrupted, "cannot be read: Bad CRC-32"),
+    "hdf5, not text": (lambda path: hdf5(path, 3), "model_config is not text"),
+    "hdf5, not json": (lambda path: hdf5(path, "{"), "model_config is not JSON"),
+    "hdf5, nested": (lambda path: hdf5(path, "[" * 30_000 + "]" * 30_000), "nested deeper than"),
+    "hdf5, not an object": (lambda path: hdf5(path, "[]"), "not a JSON object"),
 }
 
 
@@ -327,21 +331,6 @@ def test_hdf5_with_weights_only(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["x"] = 1
     assert "not a Keras model" in message(path)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (3, "model_config is not text"),
-        ("{", "model_config is not JSON"),
-        (NESTED, "nested deeper than"),
-        ("[]", "not a JSON object"),
-    ],
-)
-def test_hdf5_with_a_broken_configuration(tmp_path: Path, config: Any, expected: str) -> None:
-    if config is NESTED:
-        config = config[:30_000] + config[-30_000:]  # an attribute can have at most 64 kB
-    assert expected in message(hdf5(tmp_path / "m.h5", config))
 
 
 def test_hdf5_whose_weights_are_elsewhere(tmp_path: Path) -> None:
@@ -614,8 +603,3 @@ def test_an_archive_whose_weights_lie_where_hdf5_looks_for_a_file_is_read(keras:
     assert load(path).count_params() == 3
     with pytest.raises(ModelError, match="is a zip archive and an HDF5 file at once"):
         scan(path.rename(tmp_path / "model.h5"))
-
-
-def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
-    assert scan(hdf5(tmp_path / "m.keras")).format == "h5"
-    assert scan(archive(tmp_path / "m.h5")).format == "keras"

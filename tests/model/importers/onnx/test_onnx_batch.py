@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 from one_node import Model, floats, node, number, whole
 from onnx import helper
-from paths import SHARED
 
 from compress.core.errors import ModelError
 from compress.model.importers.onnx import onnx_file, original
@@ -27,6 +26,15 @@ def of_original(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
 
 def rows_of(*shape: int) -> Any:
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def assert_rows_are_data(path: Path, file: onnx_file.OnnxFile, shape: Sequence[int]) -> None:
+    """Compare the outputs of the original with those of the imported model, for which all rows are one sample."""
+    model, _ = onnx_file.load(file)
+    rows = rows_of(*shape)
+    expected = of_original(path, {"x": rows})[0]
+    actual = np.asarray(model(rows.reshape(1, *model.inputs[0].shape[1:])))
+    np.testing.assert_allclose(actual.reshape(expected.shape), expected, atol=1e-5)
 
 
 SOFTMAX = [node("Softmax", ["x"], ["y"], axis=0)]
@@ -55,21 +63,14 @@ ALONE = [node("Gemm", ["x", floats(6, 5)], ["h"]), node("Softmax", ["h"], ["y"],
 def test_a_fixed_first_dimension_whose_rows_are_mixed_is_data(name: str, saved_onnx: Saved) -> None:
     path = saved_onnx(Model(MIXED[name], {"x": (9, 6)}, ["y"], 13))
     file = onnx_file.read(path)
-    model, _ = onnx_file.load(file)
+    assert_rows_are_data(path, file, (9, 6))
     assert "its first dimension is no batch: it is part of the data" in file.notes
-    rows = rows_of(9, 6)
-    expected = of_original(path, {"x": rows})[0]
-    np.testing.assert_allclose(np.asarray(model(rows[None])).reshape(expected.shape), expected, atol=1e-5)
 
 
 def test_the_steps_of_a_recurrent_layer_are_data(saved_onnx: Saved) -> None:
     nodes = [node("LSTM", ["x", floats(1, 12, 4), floats(1, 12, 3)], ["y"], hidden_size=3)]
     path = saved_onnx(Model(nodes, {"x": (6, 1, 4)}, ["y"], 14))
-    model, _ = onnx_file.load(onnx_file.read(path))
-    rows = rows_of(6, 1, 4)
-    expected = of_original(path, {"x": rows})[0]
-    actual = np.asarray(model(rows.reshape(1, *model.inputs[0].shape[1:])))
-    np.testing.assert_allclose(actual.ravel(), expected.ravel(), atol=1e-5)
+    assert_rows_are_data(path, onnx_file.read(path), (6, 1, 4))
 
 
 RESHAPED = [
@@ -108,10 +109,7 @@ def test_an_open_dimension_whose_rows_are_mixed_is_asked_for(name: str, nodes: l
     ) as error:
         onnx_file.load(onnx_file.read(path))
     assert "--shape x=" in error.value.hint
-    model, _ = onnx_file.load(onnx_file.read(path, {"x": (9, 6)}))
-    rows = rows_of(9, 6)
-    expected = of_original(path, {"x": rows})[0]
-    np.testing.assert_allclose(np.asarray(model(rows[None])).reshape(expected.shape), expected, atol=1e-5)
+    assert_rows_are_data(path, onnx_file.read(path, {"x": (9, 6)}), (9, 6))
 
 
 def test_an_open_dimension_that_only_one_size_fits_is_asked_for(saved_onnx: Saved) -> None:
@@ -166,23 +164,6 @@ def test_the_model_is_compared_with_the_original(size: Any, saved_onnx: Saved, m
     monkeypatch.setattr(original, "has_batch", lambda graph, runs: True)
     with pytest.raises(ModelError, match="the outputs of the rebuilt Keras model differ by"):
         onnx_file.load(onnx_file.read(saved_onnx(Model(CENTERED, {"x": (size, 6)}, ["y"], 13))))
-
-
-@pytest.mark.parametrize("case", ["08_bilstm_initial", "14_attention_unbatched", "16b_lstm_455", "24_softmax_axis0"])
-def test_shared_cases_keep_their_first_dimension(case: str) -> None:
-    path = SHARED / "cases" / case / "model.onnx"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
-    file = onnx_file.read(path)
-    model, _ = onnx_file.load(file)
-    shape = file.graph.shapes["x"]
-    assert shape[0] > 1
-    rows = rows_of(*shape)
-    assert file.imported is not None
-    placed = file.imported.inputs["x"].placed(rows)[None]
-    expected = of_original(path, {"x": rows})[0]
-    ordered = expected.reshape(-1)[file.imported.outputs[0].positions]
-    np.testing.assert_allclose(np.asarray(model(placed)).ravel(), ordered, atol=1e-5)
 
 
 TEXT_LINE = [  # of 48 pixels height, as a text recognition: the rows are pooled away, and their dimension is removed

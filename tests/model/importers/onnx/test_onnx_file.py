@@ -248,14 +248,8 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
         ),
     ],
 )
-def test_what_is_refused_for_what_it_is(tested_node: Any, reason: str, tmp_path: Path) -> None:
-    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "any"])
-    shown = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "any"])
-    graph = helper.make_graph([tested_node[0]], "graph", [input_info], [shown], tested_node[1])
-    path = tmp_path / "model.onnx"
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path.write_bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
-    (problem,) = onnx_file.read(path).problems
+def test_what_is_refused_for_what_it_is(tested_node: Any, reason: str, saved_onnx: Saved) -> None:
+    (problem,) = onnx_file.read(saved_onnx(Model([tested_node], {"x": ("N", "any")}, ["y"]))).problems
     assert (problem.node, problem.operator) == ("y", tested_node[0].op_type)
     assert problem.reason.startswith(reason)
 

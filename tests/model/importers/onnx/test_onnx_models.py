@@ -11,7 +11,6 @@ import pytest
 
 from compress.learning.quantization import export
 from compress.model.importers.onnx import onnx_file
-from compress.model.ir import channel_groups, keras_graph
 from compress.model.tflite import comparison, graph
 
 pytestmark = pytest.mark.tensorflow
@@ -58,13 +57,6 @@ def test_a_pitch_model_answers_as_its_twin(real_model: Callable[[str], Path]) ->
     twin = comparison.Runner(graph.read(real_model("onnx/basic_pitch_nmp.tflite"))).run([sound])
     for output in outputs:
         assert min(np.abs(output - other).max() if output.shape == other.shape else 1 for other in twin) < 1e-4
-
-
-def test_channels_of_a_mobilenet_can_be_followed(real_model: Callable[[str], Path]) -> None:
-    model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
-    groups = channel_groups.find_groups(keras_graph.read(model))
-    assert groups.unsupported == ()
-    assert groups.pinned.sum() == 5 + 3  # channels of the outputs and of the input
 
 
 def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[str], Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,9 @@ import networks
 import numpy as np
 import pytest
 import tiny
-from mutations import Model, mutate
-from one_op import Op, Tensor, content, integers
+from one_op import Op, Tensor, content
 
-from compress.core.errors import CorallineError, ModelError
+from compress.core.errors import ModelError
 from compress.learning.quantization import export
 from compress.model.importers import model_file
 from compress.model.importers.common import verification
@@ -216,40 +214,6 @@ def test_an_input_without_a_fixed_size_is_refused(written: Written) -> None:
     path = written(content({"in": image, "out": image}, [Op("RELU", ["in"], ["out"])], ["in"], ["out"]))
     with pytest.raises(ModelError, match="its input 'in' has a dynamic shape; convert"):
         tflite_file.read(path)
-
-
-def test_damaged_files_give_an_error_or_an_answer(written: Written) -> None:
-    """Mutations of a small float file, made by `tests/support/mutations.py`."""
-    floats = {
-        "in": Tensor((1, 6, 6, 3), "FLOAT32"),
-        "kernel": Tensor((4, 3, 3, 3), "FLOAT32", 0.5),
-        "bias": Tensor((4,), "FLOAT32", 0.1),
-        "conv": Tensor((1, 6, 6, 4), "FLOAT32"),
-        "axes": integers(1, 2),
-        "mean": Tensor((1, 4), "FLOAT32"),
-        "two": Tensor((2, 4), "FLOAT32"),
-        "out": Tensor((1, 8), "FLOAT32"),
-        "shape": integers(1, 8),
-    }
-    ops = [
-        Op(
-            "CONV_2D", ["in", "kernel", "bias"], ["conv"], 1, {"strideH": 1, "strideW": 1, "fusedActivationFunction": 1}
-        ),
-        Op("MEAN", ["conv", "axes"], ["mean"]),
-        Op("CONCATENATION", ["mean", "mean"], ["two"], 1, {"axis": 0}),
-        Op("RESHAPE", ["two", "shape"], ["out"]),
-    ]
-    sound = Model("small", content(floats, ops, ["in"], ["out"]))
-    kinds, outcomes = ("bytes", "bits of the structure", "words", "edited"), set()
-    for number in range(500):
-        dice = random.Random(f"damage:{number}")
-        path = written(mutate(kinds[number % len(kinds)], sound, dice))
-        try:
-            file = tflite_file.read(path)
-            outcomes.add("problems" if file.problems else "imported" if file.imported else "quantized")
-        except CorallineError:
-            outcomes.add("error")
-    assert outcomes >= {"error", "problems", "imported"}
 
 
 def test_a_quantized_file_in_float_has_the_rounding_of_the_file(written: Written) -> None:

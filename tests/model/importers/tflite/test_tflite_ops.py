@@ -326,11 +326,7 @@ def test_what_has_no_counterpart_says_why(
     tmp_path: Path, name: str, inputs: Any, output: Tensor, options: dict[str, Any], why: str
 ) -> None:
     path = tmp_path / "model.tflite"
-    computed_too = {"tail": computed(1, 5, 6)} if name == "ARG_MAX" else {}
-    tensors = {f"in{at}": tensor for at, tensor in enumerate(inputs)} | {"out": output} | computed_too
-    ops = [Op(name, [f"in{at}" for at in range(len(inputs))], ["out"], 1, options)]
-    input_names = [key for key, tensor in tensors.items() if key.startswith("in") and tensor.data is None]
-    path.write_bytes(graph.serialize(read(tensors, ops, input_names, ["out"])))
+    path.write_bytes(graph.serialize(one(name, inputs, output, **options)))
     (problem,) = tflite_file.read(path).problems
     assert str(problem).startswith(f"{name} 'operator 0, out': {why}")
     with pytest.raises(ModelError, match="1 operator cannot be converted to Keras layers"):

@@ -269,18 +269,6 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
 # --- the cache --------------------------------------------------------------------------
 
 
-def test_the_program_is_not_needed_twice(make: Make, programs: Programs) -> None:
-    programs.compiler(success(MODEL))
-    first = make().compile(MODEL, pytest.fail)
-    assert make().compile(MODEL, pytest.fail) == first
-    assert len(programs.asked()) == 1
-    shutil.rmtree(programs.folder)
-    assert make().compile(MODEL, pytest.fail) == first
-    assert make(host=None).compile(MODEL, pytest.fail) == first
-    for host in (Docker("coral", "edgetpu_compiler"), Ssh("there", "edgetpu_compiler")):
-        assert make(host=host).compile(MODEL, pytest.fail) == first
-
-
 def test_another_model_options_or_version_is_something_else(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     make().compile(MODEL, pytest.fail)
@@ -289,6 +277,9 @@ def test_another_model_options_or_version_is_something_else(make: Make, programs
     assert make(host=None, compiler_version="15.0").compile(MODEL, pytest.fail) is None
     assert make(host=None, compiler_version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
     assert make({"child_timeout_s": 9}, host=None).compile(MODEL, pytest.fail) is not None
+    shutil.rmtree(programs.folder)
+    for host in (Local(programs.folder / "edgetpu_compiler", programs.folder), Docker("coral", "c"), Ssh("there", "c")):
+        assert make(host=host).compile(MODEL, pytest.fail) is not None
 
 
 @pytest.mark.parametrize(

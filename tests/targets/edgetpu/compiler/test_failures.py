@@ -152,13 +152,6 @@ def test_a_compiler_that_the_system_killed() -> None:
         assert failure.error("x").exit_code == 5
 
 
-def test_a_success_that_maps_nothing() -> None:
-    failure = failures.nothing_mapped(CompilerRun(0, "", {}), 11)
-    assert failure.certain
-    assert "min_runtime_version" in failure.fix
-    assert "check" in failures.nothing_mapped(CompilerRun(0, "", {}), None).fix
-
-
 def test_a_long_line_takes_no_long_time() -> None:
     """A log is untrusted input."""
     recognize(CompilerRun(1, "a" * 3_000_000 + "\n" + ": " * 1_000_000, {}), MODEL)
