@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import io
-import itertools
 import json
 import os
 import struct
@@ -16,18 +15,13 @@ from typing import Any
 import golden
 import numpy as np
 import pytest
-from archives import central, manifest, patched, table, written
+from archives import manifest, refused, table, written
 
 from deploy.contract import bundle
 from deploy.contract.bundle import Bundle, BundleError
 from deploy.contract.preprocessing import Preprocessing
 
 GOOD = golden.packed()
-
-
-def refused(content: bytes, message: str | None = None) -> None:
-    with pytest.raises(BundleError, match=message):
-        Bundle(content)
 
 
 def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
@@ -65,19 +59,12 @@ def test_the_helpers_write_good_bundles() -> None:
     "name",
     [
         "../../etc/passwd",
-        "..",
-        "a/../b",
         "/etc/passwd",
         "\\\\host\\share",
-        "C:\\x",
-        "a\\b",
         "folder/",
         ".npy",
         "x" * 200,
         "caf\u00e9.npy",
-        "a:b",
-        "-rf",
-        "a b",
         "a\n",
         "",
     ],
@@ -134,32 +121,6 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
     refused(content, "overlaps another member")
     assert sum(read) <= len(content)
-
-
-def test_every_flag_of_an_entry() -> None:
-    for bit, place in itertools.product(range(16), central(GOOD)):
-        refused(patched(GOOD, place + 8, "H", 1 << bit))
-
-
-def test_sizes_and_places_of_entries() -> None:
-    fields, values = (20, 24, 42), (0, 1, 0x7FFFFFFF, 0xFFFFFFFF)
-    for field, value, (number, place) in itertools.product(fields, values, enumerate(central(GOOD))):
-        if (field, value, number) != (42, 0, 0):  # the first member is at 0
-            refused(patched(GOOD, place + field, "I", value))
-
-
-def test_zip64() -> None:
-    refused(archive(lambda info: setattr(info, "extra", struct.pack("<HHQQ", 1, 16, 1, 1))))
-    sizes = struct.pack("<HHQ", 1, 8, 5)  # too short for the declared content
-    for place in central(GOOD)[:1]:
-        name = struct.unpack("<H", GOOD[place + 28 : place + 30])[0]
-        changed = patched(patched(GOOD, place + 20, "II", 0xFFFFFFFF, 0xFFFFFFFF), place + 30, "H", len(sizes))
-        content = changed[: place + 46 + name] + sizes + changed[place + 46 + name :]
-        content = content[:-22] + patched(content[-22:], 12, "I", struct.unpack("<I", GOOD[-10:-6])[0] + len(sizes))
-        refused(content)
-    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 4, 4, 300, len(GOOD))
-    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(GOOD) - 22, 1)
-    refused(GOOD[:-22] + record + locator + GOOD[-22:])
 
 
 def test_the_manifest_comes_first() -> None:
