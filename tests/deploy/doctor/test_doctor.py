@@ -178,13 +178,6 @@ def test_no_file_in_a_container(usb: Path) -> None:
     assert "docker run --device" in findings(facts(usb))["no_node"].hint
 
 
-def test_no_driver(tmp_path: Path) -> None:
-    root = devices.host(tmp_path, usb=False, node=False)
-    assert "gasket-dkms" in findings(facts(root))["no_driver"].hint
-    write(root, {"proc/modules": "apex 20480 0 - Live\ngasket 114688 1 apex, Live\n"})
-    assert "dmesg" in findings(facts(root))["no_driver"].hint
-
-
 def test_usb_2_and_a_hub(tmp_path: Path) -> None:
     root = devices.host(tmp_path, speed="480")
     write(root, {"etc/udev/rules.d/1.rules": RULES})

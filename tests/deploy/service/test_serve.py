@@ -56,16 +56,6 @@ def test_answers_are_those_of_the_model() -> None:
         assert "preprocess" in answer["error"]["what"]
 
 
-def test_pictures_are_decoded() -> None:
-    image = np.full((6, 5), 77, np.uint8)
-    with serving(Slow()) as service:
-        for form in ("PNG", "JPEG"):
-            stream = io.BytesIO()
-            Image.fromarray(image).save(stream, form, **({"quality": 100} if form == "JPEG" else {}))
-            assert service.ask("POST", "/v1/predict", stream.getvalue())[2]["top"][0]["label"] == "77"
-            assert service.ask("POST", "/v1/predict", stream.getvalue()[:40])[0] == 400
-
-
 def test_files_are_decoded_as_the_bundle_says() -> None:
     seen = []
 
