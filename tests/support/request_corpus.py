@@ -87,11 +87,7 @@ def posts(
 
 def forms() -> list[Form]:
     """Return all forms; their names are unique."""
-    families = (
-        *(request_lines, headers, framing, lengths, encodings, queries, hosts),
-        *(shapes, multiparts, slow_clients, pipelines, pictures, npz_files, npy_files, sounds),
-    )
-    all_forms = [form for family in families for form in family()]
+    all_forms = [form for family in FAMILIES for form in family()]
     assert len({form.name for form in all_forms}) == len(all_forms)
     return all_forms
 
@@ -474,6 +470,12 @@ def sounds() -> Iterator[Form]:
         "a chunk of 4 GB": b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff",
     }
     yield from posts("wav", files)
+
+
+FAMILIES = (
+    *(request_lines, headers, framing, lengths, encodings, queries, hosts),
+    *(shapes, multiparts, slow_clients, pipelines, pictures, npz_files, npy_files, sounds),
+)
 
 
 # --- sending and judging --------------------------------------------------------------

@@ -45,8 +45,12 @@ class Slow:
 
 
 class Service:
-    def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
+    """A running service, on a port of its own or on a socket."""
+
+    def __init__(
+        self, model: Any, facts: dict[str, Any], listener: socket.socket | None = None, **settings: Any
+    ) -> None:
+        listener = listener or socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.server = Server(model, facts, [listener], ServiceLimits(**settings))
         self.thread = threading.Thread(target=self.server.run)

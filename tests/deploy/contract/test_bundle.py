@@ -72,7 +72,8 @@ def test_the_rate_of_recordings_is_that_of_the_preprocessing_where_nothing_else_
 @pytest.mark.parametrize(
     "entry",
     [None, [], {"image_channels": 2}, {"image_channels": True}, {"image_channels": None}, {"sound_channels": "last"},
-     {"sound_channels": []}, {"sound_rate": 0}, {"sound_rate": 8000.0}, {"sound_rate": "8000"}],
+     {"sound_channels": []}, {"sound_rate": 0}, {"sound_rate": 8000.0}, {"sound_rate": "8000"},
+     {"orientation": "upright"}, {"text_bytes": 0}, {"text_bytes": 1 << 17}, {"text_bytes": True}],
 )  # fmt: skip
 def test_a_decoding_that_cannot_be(entry: Any) -> None:
     refused(written(manifest(decoding=entry)), "the manifest's decoding cannot be used")

@@ -116,8 +116,6 @@ def test_a_damaged_block_has_an_orientation_too() -> None:
 def test_the_orientation_of_the_manifest() -> None:
     assert parsed({}).orientation == "exif"
     assert parsed({"orientation": "ignore"}).orientation == "ignore"
-    with pytest.raises(ValueError, match="orientation cannot be 'upright'"):
-        parsed({"orientation": "upright"})
 
 
 def test_a_host_without_pillow_or_with_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:

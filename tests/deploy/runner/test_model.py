@@ -96,6 +96,7 @@ def test_input_memory_must_not_be_kept(model: Model) -> None:
         (np.zeros((1, 4, 4, 1)), "cannot be preprocessed: a sample must be numbers"),
         (np.zeros((4, 4, 3)), r"has the shape \[4, 4, 3\] after preprocessing, and the model takes \[4, 4, 1\]"),
         ("text", "the bundle takes no texts; to do: pass an array"),
+        (b"text", "the sample is bytes"),
     ],
 )
 def test_images_that_do_not_fit(model: Model, image: Any, says: str) -> None:
