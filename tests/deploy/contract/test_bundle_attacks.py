@@ -347,13 +347,16 @@ def test_files_that_are_named_in_another_way() -> None:
     refused(written(changed_at(("models",), [manifest()["models"]["int8"]])), "incomplete")
 
 
-def test_roles() -> None:
+def test_roles_and_tools() -> None:
     entry = manifest()["models"]["int8"]
     refused(written(changed_at(("models",), {"other": entry})), "does not match schema 1")
     refused(
         written(changed_at(("golden", "outputs"), {"original": "golden-output-int8.npy"})), "does not match schema 1"
     )
     refused(written(manifest(models={}, golden={"inputs": [], "outputs": {}})), "does not match schema 1")
+    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "does not match schema 1")
+    for tools in (None, 1, "", []):
+        refused(written(manifest(tools=tools)), "does not match schema 1")
     assert Bundle(written(changed_at(("models",), {"int8": entry, "original": entry}))).manifest["models"]
 
 
@@ -387,6 +390,7 @@ def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
 
 # --- the evaluation sample --------------------------------------------------------------
 
+LABEL_EACH, AXES = "with a label each", "without two to four axes"
 INPUTS, LABELS = np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
 EVALUATION = {
     "split": "test",
@@ -431,37 +435,21 @@ def test_an_evaluation_without_labels() -> None:
     assert len(opened.samples(opened.manifest["evaluation"])) == 2
 
 
-def test_an_evaluation_of_a_model_that_is_not_there() -> None:
-    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "does not match schema 1")
-
-
 @pytest.mark.parametrize(
-    ("inputs", "labels"),
+    ("inputs", "labels", "says"),
     [
-        (INPUTS, [0]),
-        (INPUTS, [0, 1, 1]),
-        (INPUTS, [0, 2]),
-        (INPUTS, [-1, 0]),
-        (INPUTS, [0.0, 1.0]),
-        (INPUTS, [[0], [1]]),
-        (INPUTS, 1),
+        (INPUTS, [0], LABEL_EACH),
+        (INPUTS, [0, 1, 1], LABEL_EACH),
+        (INPUTS, [0, 2], LABEL_EACH),
+        (INPUTS, [-1, 0], LABEL_EACH),
+        (INPUTS, [0.0, 1.0], LABEL_EACH),
+        (INPUTS, [[0], [1]], LABEL_EACH),
+        (INPUTS[0, 0], [0, 1, 1], AXES),
+        (INPUTS[:0], [], AXES),
+        (INPUTS[:, None, None], [0, 1], AXES),
     ],
 )
-def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) -> None:
+def test_an_evaluation_sample_that_does_not_fit(inputs: Any, labels: Any, says: str) -> None:
     opened = Bundle(evaluated(EVALUATION, inputs, labels))
-    with pytest.raises(BundleError, match="with a label each"):
+    with pytest.raises(BundleError, match=says):
         opened.evaluation()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "labels"), [(INPUTS[0, 0], [0, 1, 1]), (INPUTS[:0], []), (INPUTS[:, None, None], [0, 1])]
-)
-def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None:
-    opened = Bundle(evaluated(EVALUATION, inputs, labels))
-    with pytest.raises(BundleError, match="without two to four axes"):
-        opened.evaluation()
-
-
-def test_tools_of_another_type() -> None:
-    for tools in (None, 1, "", []):
-        refused(written(manifest(tools=tools)), "does not match schema 1")

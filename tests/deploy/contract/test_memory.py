@@ -65,16 +65,6 @@ def test_the_values_do_not_depend_on_the_blocks(
     np.testing.assert_array_equal(step(image), expected)
 
 
-def test_equal_to_two_complete_passes() -> None:
-    """Bilinear: the width of every row first, then the height, as in TensorFlow; area: the height first."""
-    image = np.random.default_rng(4).integers(0, 256, (61, 47, 3), np.uint8)
-    for settings, order in (({}, (1, 0)), ({"filter": "area"}, (0, 1)), ({"antialias": True, "levels": True}, (1, 0))):
-        sizes: list[tuple[int, int]] = [(20, 47), (20, 33)] if order[0] == 0 else [(61, 33), (20, 33)]
-        passes = [{"resize": {"size": list(size), **settings}} for size in sizes]
-        once = Preprocessing([{"resize": {"size": [20, 33], **settings}}])(image)
-        np.testing.assert_array_equal(Preprocessing(passes)(image), once)
-
-
 MANY = [
     *([{"resize": {"size": [96, 96], **settings}}] for settings in RESIZES),
     [{"scale": {"from": [0, 255]}}, {"resize": {"size": [64, 64]}}],
