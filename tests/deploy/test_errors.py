@@ -59,14 +59,11 @@ def test_a_port_in_use(path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "{none}"],
-        ["run", "{bundle}", "{none}"],
         ["verify", "{folder}"],
         ["verify", "{bundle}", "--out", "{none}/x"],
         ["serve", "{bundle}", "--host", "203.0.113.1", "--token-file", "{token}"],
         ["serve", "{bundle}", "--unix", "{none}/s"],
         ["serve", "{bundle}", "--token-file", "{none}"],
-        ["bench", "{bundle}", "--meter", "{none}", "--runs", "1"],
         ["learn", "{bundle}", "--name", "x", "{none}"],
     ],
     ids=" ".join,

@@ -108,12 +108,15 @@ class Bug:
         return self.original(*arguments)
 
 
-@pytest.mark.parametrize("method", ["admit", "_content", "_predict", "_prediction", "requested_top"])
+@pytest.mark.parametrize(
+    "method", ["admit", "_content", "_predict", "_prediction", "requested_top", "prepare", "answer"]
+)
 def test_a_bug_costs_its_request_alone(
     method: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service, _ = slow
-    bug = Bug(monkeypatch, app if method == "requested_top" else service.server, method)
+    service, model = slow
+    owners = {"requested_top": app, "prepare": model, "answer": model}
+    bug = Bug(monkeypatch, owners.get(method, service.server), method)
     open_client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
     open_client.request("GET", "/healthz")
     assert read(open_client.getresponse())[0] == 200
@@ -169,23 +172,6 @@ def test_a_bug_outside_of_requests_does_not_end_the_service(name: str, monkeypat
         eventually(lambda: not bug.armed)
         assert service.predict(3)[2]["top"][0]["label"] == "3"
         assert service.metric("coralline_unexpected_errors_total") == 1
-
-
-@pytest.mark.parametrize("name", ["prepare", "answer"])
-def test_a_bug_in_a_thread_of_the_worker_costs_its_request_alone(
-    name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service, model = slow
-    bug = Bug(monkeypatch, model, name)
-    for _ in range(3):
-        bug.armed = True
-        status, _, content = service.predict(1)
-        assert status == 500
-        assert content["error"]["what"] == "unexpected ZeroDivisionError"
-        assert service.predict(2)[2]["top"][0]["label"] == "2"
-    assert service.ask("GET", "/healthz")[0] == 200
-    assert service.metric("coralline_unexpected_errors_total") == 3
-    assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
 
 
 def test_unexpected_errors_are_logged_without_a_flood(
