@@ -9,7 +9,7 @@ import devices
 import pytest
 import request_corpus
 from request_corpus import GOOD, Form, complaint, sent
-from serving import FACTS, Service, serving
+from serving import FACTS, Service, eventually, serving
 
 from deploy.contract import bundle
 from deploy.runner.model import Model
@@ -43,3 +43,4 @@ def test_every_form_has_an_allowed_outcome(family: Callable[[], Iterator[Form]],
     assert service.ask("POST", "/v1/predict", GOOD)[2]["top"] == before
     assert service.metric("coralline_unexpected_errors_total") == 0
     assert service.metric("coralline_held_bytes") == 0
+    eventually(lambda: service.metric("coralline_connections") == 1)

@@ -43,10 +43,6 @@ def test_all_widths(width: int) -> None:
     np.testing.assert_array_equal(samples, (values[:, 0] / full).astype(np.float32))
 
 
-def test_channels_are_averaged() -> None:
-    np.testing.assert_array_equal(decode_wav(wav(np.array([[0, 16384], [-32768, 0]]))), [0.25, -0.5])
-
-
 def test_a_wav_file_is_recognized_in_a_body() -> None:
     content = wav(np.array([[1], [2], [3]]))
     np.testing.assert_array_equal(decode_body(content), np.array([1, 2, 3]) / np.float32(32768))

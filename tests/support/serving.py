@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,13 @@ class Service:
     def metric(self, line: str) -> float:
         text = self.ask("GET", "/metrics")[2]
         return float(next(row for row in text.splitlines() if row.startswith(f"{line} ")).split()[1])
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it did not come to be"
+        time.sleep(0.01)
 
 
 def read(answer: http.client.HTTPResponse) -> Ask:

@@ -371,21 +371,9 @@ def test_preprocessing_must_be_what_its_digest_says() -> None:
     assert Bundle(written(changed_at(("preprocessing",), both))).preprocessing.digest == other.digest
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [{"grayscale": {}}],
-        [{"resize": {}}],
-        [{"log_mel": {"rate": 8000, "frame": 256, "step": 128, "bins": 200}}],
-        [{"resize": {"size": [0, 0]}}],
-        [{"resize": {"size": [10**400, 1]}}],
-        [{"scale": {"from": [0, 0]}}],
-        [{"normalize": {"mean": [0], "std": [0]}}],
-    ],
-)
-def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
+def test_preprocessing_that_cannot_be_used() -> None:
     says = "preprocessing cannot be used.*; it was packed by Coralline 0.0: use a newer runner"
-    refused(written(changed_at(("preprocessing", "steps"), steps)), says)
+    refused(written(changed_at(("preprocessing", "steps"), [{"grayscale": {}}])), says)
 
 
 # --- the evaluation sample --------------------------------------------------------------

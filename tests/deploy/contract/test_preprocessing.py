@@ -221,8 +221,6 @@ BAD_SPECIFICATIONS: list[tuple[Any, str]] = [
 ]
 BAD_STEPS: list[tuple[Any, str]] = [
     ("resize", "map with one key"),
-    (None, "map with one key"),
-    ([], "map with one key"),
     ({}, "map with one key"),
     ({"resize": {"size": [1, 1]}, "scale": {"from": [0, 1]}}, "map with one key"),
     ({"rezise": {"size": [1, 1]}}, "unknown step 'rezise'; allowed: resize, crop, pad, colour, scale, normalize"),

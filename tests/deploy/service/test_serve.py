@@ -7,18 +7,17 @@ import contextlib
 import http.client
 import io
 import json
-import socket
 import threading
 import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import devices
 import numpy as np
 import pytest
 from PIL import Image
-from serving import BODY, FACTS, Service, Slow, raw, read, serving
+from serving import BODY, FACTS, Service, Slow, eventually, raw, read, serving
 
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
@@ -31,13 +30,6 @@ def slow() -> Iterator[tuple[Service, Slow]]:
     model = Slow()
     with serving(model, queue=2) as service:
         yield service, model
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until, "it did not come to be"
-        time.sleep(0.01)
 
 
 def test_answers_are_those_of_the_model() -> None:
@@ -367,29 +359,6 @@ def test_no_answer_is_lost_or_mixed_up() -> None:
             assert sum(pool.map(client, range(16))) == 16 * 32
         eventually(lambda: service.metric("coralline_held_bytes") == 0)
         assert service.metric('coralline_requests_total{code="200",path="/v1/predict"}') == 16 * 32
-
-
-def test_no_bytes_bring_it_down() -> None:
-    """Valid requests with changed, removed and inserted bytes, cut anywhere."""
-    random = np.random.default_rng(1)
-    body = bundle.array_bytes(np.full((2, 2), 5, np.uint8))
-    head = b"POST /v1/predict?top=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Shape: 1,2,3\r\n\r\n"
-    good = head % len(body)
-    with serving(Slow(), timeout_s=2.0) as service:
-        for _ in range(400):
-            sent = bytearray(good + body)
-            for _ in range(int(random.integers(1, 4))):
-                place = int(random.integers(len(sent)))
-                sent[place : place + int(random.integers(3))] = random.bytes(int(random.integers(3)))
-            with service.connect() as sock, contextlib.suppress(OSError):
-                sock.sendall(
-                    bytes(sent[: int(random.integers(1, len(sent)))]) if random.random() < 0.3 else bytes(sent)
-                )
-                sock.shutdown(socket.SHUT_WR)
-                sock.recv(65536)
-        assert service.predict(3)[2]["top"][0]["label"] == "3"
-        eventually(lambda: service.metric("coralline_held_bytes") == 0)
-        eventually(lambda: service.metric("coralline_connections") == 1)
 
 
 def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
