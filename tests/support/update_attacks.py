@@ -320,11 +320,6 @@ def root_that_does_not_sign_itself(device, source):
     return "signature"
 
 
-def root_of_foreign_keys(device, source):
-    source.root(2, roots=("evil-1", "evil-2"), signers=("evil-1", "evil-2"))
-    return "signature"
-
-
 def one_key_that_signs_twice(device, source):
     source.root(2, signers=("root-1", "root-1"))
     return "metadata"
@@ -453,12 +448,6 @@ def a_clock_that_is_behind_all_metadata(device, source):
 def a_clock_that_is_ahead(device, source):
     set_clock(9_000)
     return "expired"
-
-
-def missing_snapshot(device, source):
-    source.release(4, {"shop.coralline": NEW})
-    del source.files["4.snapshot.json"]
-    return "missing"
 
 
 def missing_timestamp(device, source):

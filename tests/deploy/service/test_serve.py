@@ -73,15 +73,14 @@ def test_files_are_decoded_as_the_bundle_says() -> None:
 
 def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
     service, _ = slow
-    body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
     assert service.ask("GET", "/")[0] == 404
     assert service.ask("GET", "/v1/predict")[:2][0] == 405
     assert service.ask("GET", "/v1/predict")[1]["Allow"] == "POST"
     assert service.ask("POST", "/healthz", b"x")[0] == 405
-    status, _, content = service.ask("POST", "/v1/predict?top=1001", body)
+    status, _, content = service.ask("POST", "/v1/predict?top=1001", BODY)
     assert (status, "1 to 1000" in content["error"]["what"]) == (400, True)
-    assert service.ask("POST", "/v1/predict?top=001", body)[0] == 200
-    assert len(service.ask("POST", "/v1/predict?top=1", body)[2]["top"]) == 1
+    assert service.ask("POST", "/v1/predict?top=001", BODY)[0] == 200
+    assert len(service.ask("POST", "/v1/predict?top=1", BODY)[2]["top"]) == 1
     assert service.ask("GET", "/healthz", X_Request_Id="mine-1")[1]["X-Request-Id"] == "mine-1"
     assert service.ask("GET", "/healthz", X_Request_Id="not mine")[1]["X-Request-Id"] != "not mine"
 
@@ -290,13 +289,12 @@ def test_connections_and_bytes_are_bounded() -> None:
 
 def test_the_token() -> None:
     with serving(Slow(), token="t" * 20) as service:
-        body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
         for authorization in ("", "Bearer wrong", f"Basic {'t' * 20}", "Bearer " + "t" * 21, "Bearer \xe9"):
-            status, headers, _ = service.ask("POST", "/v1/predict", body, Authorization=authorization)
+            status, headers, _ = service.ask("POST", "/v1/predict", BODY, Authorization=authorization)
             assert (status, headers["Www-Authenticate"]) == (401, "Bearer")
         assert service.ask("GET", "/metrics")[0] == 401
         assert service.ask("GET", "/healthz")[0] == 200
-        assert service.ask("POST", "/v1/predict", body, Authorization=f"Bearer {'t' * 20}")[0] == 200
+        assert service.ask("POST", "/v1/predict", BODY, Authorization=f"Bearer {'t' * 20}")[0] == 200
 
 
 def test_a_device_that_fails_is_not_ready(slow: tuple[Service, Slow]) -> None:
