@@ -164,6 +164,7 @@ def test_a_file_in_a_form() -> None:
         (form((FILE + b"\r\nContent-Disposition: form-data; name=a; filename=b", b"a")), KIND, "no file"),
         (form((b"no colon", b"a")), KIND, "invalid"),
         (form((FILE, b"a"))[:-4], KIND, "does not end"),
+        (b"--xyz\r\n" + b"a: b\r\n" * 5000 + b"\r\n", KIND, "does not end"),
         (b"preamble\r\n" + form((FILE, b"a")), KIND, "does not begin"),
         (form((FILE, b"a")), "multipart/mixed; boundary=xyz", "boundary"),
         (form((FILE, b"a")), 'multipart/form-data; boundary="xy\x00z"', "boundary"),

@@ -81,6 +81,7 @@ def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
     assert (status, "1 to 1000" in content["error"]["what"]) == (400, True)
     assert service.ask("POST", "/v1/predict?top=001", BODY)[0] == 200
     assert len(service.ask("POST", "/v1/predict?top=1", BODY)[2]["top"]) == 1
+    assert service.ask("POST", "/v1/predict", bytes(16), X_Shape="4,4", X_Dtype="object")[0] == 400
     assert service.ask("GET", "/healthz", X_Request_Id="mine-1")[1]["X-Request-Id"] == "mine-1"
     assert service.ask("GET", "/healthz", X_Request_Id="not mine")[1]["X-Request-Id"] != "not mine"
 
