@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-import wave
 from pathlib import Path
 
 import data_files
@@ -24,14 +23,9 @@ from deploy.runner.images import decode_body, decode_file
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
     """Return a WAV file of values [samples, channels] that fit into `width` bytes."""
-    stream = io.BytesIO()
-    with wave.open(stream, "wb") as file:
-        file.setnchannels(values.shape[1])
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        stored = (values + 128 * (width == 1)).astype("<i4")
-        file.writeframes(stored.view(np.uint8).reshape(-1, 4)[:, :width].tobytes())
-    return stream.getvalue()
+    stored = (values + 128 * (width == 1)).astype("<i4")
+    content = stored.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+    return riff(data_files.form(1, 8 * width, values.shape[1], rate), chunk(b"data", content))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""The embedding in a bundle: hostile manifests, and bundles and runners of other versions."""
+"""The embedding in a bundle: hostile manifests and arrays, and its directions by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: answers, refused requests, slow and disconnected clients, a full queue, a graceful end."""
+"""The service: answers, bugs, limits, disconnected clients, a full queue, a graceful end. The corpus has the rest."""
 
 from __future__ import annotations
 
