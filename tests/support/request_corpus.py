@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from data_files import chunk, riff
 from data_files import form as wav_format
+from pictures import encoded
 from PIL import Image
 
 from deploy.contract.bundle import array_bytes
@@ -353,9 +354,7 @@ def png(width: int, height: int, data: bytes | None = None, depth: int = 8, colo
 
 
 def picture(kind: str) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.arange(30, dtype=np.uint8).reshape(6, 5)).save(stream, kind)
-    return stream.getvalue()
+    return encoded(Image.fromarray(np.arange(30, dtype=np.uint8).reshape(6, 5)), kind)
 
 
 def pictures() -> Iterator[Form]:

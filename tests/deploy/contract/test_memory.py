@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from pictures import encoded
 from PIL import Image
 
 from compress.core.errors import DataError
@@ -47,9 +47,7 @@ def peak_bytes(steps: list[Any], sample: np.ndarray) -> int:
 
 
 def png(size: tuple[int, int], mode: str = "L") -> bytes:
-    stream = io.BytesIO()
-    Image.new(mode, size).save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(Image.new(mode, size), "PNG")
 
 
 @pytest.mark.parametrize("settings", RESIZES, ids=str)

@@ -9,13 +9,14 @@ import io
 import json
 import threading
 import time
-import wave
 from collections.abc import Iterator
 from typing import Any
 
+import data_files
 import devices
 import numpy as np
 import pytest
+from pictures import encoded
 from PIL import Image
 from serving import BODY, FACTS, Service, Slow, eventually, raw, read, serving
 
@@ -59,15 +60,14 @@ def test_files_are_decoded_as_the_bundle_says() -> None:
     facts = {**FACTS, "decoding": dict(Decoding(1, "first", 8000)._asdict())}
     with serving(Seeing(), facts) as service:
         for form in ("BMP", "WEBP"):
-            stream = io.BytesIO()
-            Image.new("RGB", (5, 6), (10, 20, 30)).save(stream, form, **({"lossless": True} if form == "WEBP" else {}))
-            assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+            options = {"lossless": True} if form == "WEBP" else {}
+            content = encoded(Image.new("RGB", (5, 6), (10, 20, 30)), form, **options)
+            assert service.ask("POST", "/v1/predict", content)[0] == 200
         assert [(image.shape, int(image.max())) for image in seen] == [((6, 5, 1), 18)] * 2
-        stream = io.BytesIO()
-        with wave.open(stream, "wb") as file:
-            file.setparams((2, 2, 8000, 0, "NONE", ""))
-            file.writeframes(np.array([[16384, 0]], "<i2").tobytes())
-        assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+        sound = data_files.riff(
+            data_files.form(channels=2), data_files.chunk(b"data", np.array([[16384, 0]], "<i2").tobytes())
+        )
+        assert service.ask("POST", "/v1/predict", sound)[0] == 200
         assert seen[-1].tolist() == [0.5]
 
 
