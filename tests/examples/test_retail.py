@@ -26,6 +26,7 @@ from PIL import Image
 
 from compress.surface.cli.main import build_parser
 from deploy import Recognizer
+from deploy.contract.bundle import array_bytes
 
 SHOP = ROOT / "examples" / "retail" / "shop.py"
 OWN = {"X-Shop": "1"}
@@ -168,10 +169,7 @@ def test_the_buttons_over_http(place: Path, version: str | None) -> None:
         learnt = asked(port, "POST", "/learn?name=Seven&part=0", **OWN)[1]["learnt"]
         assert (learnt["name"], learnt["photos"]) == ("Seven", 5)
         assert wait_for(port)["learnt"] == [{"name": "Seven", "photos": 5}]
-        files = []
-        for photo in others[:3]:
-            np.save(place / "one.npy", photo)
-            files.append((place / "one.npy").read_bytes())
+        files = [array_bytes(photo) for photo in others[:3]]
         sizes = ",".join(str(len(file)) for file in files)
         more = asked(port, "POST", "/learn?name=Seven", b"".join(files), X_Sizes=sizes, **OWN)
         assert more[1]["learnt"]["total"] == 8
