@@ -134,6 +134,8 @@ def test_mistakes_are_named(path: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("learn", "--undo", "--list"), "2 actions are selected"),
         (("learn", "--name", "seven"), "no photos of 'seven'"),
         (("learn", "--undo", tmp_path / "seven"), "photos belong to --name"),
+        (("learn", "--undo"), "no change to undo"),
+        (("learn", "--export", "x"), "no learnt classes to export"),
         (("learn", "--import", tmp_path / "none"), "it does not exist"),
         (("learn", "--import", path), "damaged, or not a file with learnt classes"),
         (("learn", "--name", "Zero", tmp_path / "seven"), "is a class of the bundle already"),
