@@ -140,6 +140,7 @@ def test_mistakes_are_named(path: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("learn", "--import", path), "damaged, or not a file with learnt classes"),
         (("learn", "--name", "Zero", tmp_path / "seven"), "is a class of the bundle already"),
         (("learn", "--name", "a", "-"), "cannot be read from stdin"),
+        (("learn", "--name", "a", tmp_path / "seven", "--role", "original"), "the original model has no embedding"),
         (("run", "--learnt", "none"), "the file none does not exist"),
         (("run", "--learnt", "none", "--no-learnt"), "leave out one of them"),
     ]
