@@ -15,7 +15,6 @@ import numpy as np
 import one_op
 import packages
 import pytest
-from devices import packed
 from flatbuffers import flexbuffers
 from one_op import Op, Tensor
 
@@ -160,12 +159,6 @@ def test_options_that_are_garbage(labels: Path, tmp_path: Path) -> None:
         parsed.source.subgraphs[0].operators[-1].customOptions = np.frombuffer(garbage, np.uint8)
         with suppress(ModelError):  # refused with a message, or exported without classes
             assert exported(graph.serialize(parsed), labels, tmp_path).classes is None
-
-
-def test_a_bundle_of_a_classifier(tmp_path: Path) -> None:
-    (tmp_path / "b.coralline").write_bytes(packed(samples=0))
-    with pytest.raises(ModelError, match="has no TFLite_Detection_PostProcess"):
-        frigate.export(tmp_path / "b.coralline", tmp_path / "out")
 
 
 def test_names_are_needed(tmp_path: Path) -> None:

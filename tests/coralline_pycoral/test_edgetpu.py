@@ -6,9 +6,9 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import detector_files
 import devices
 import numpy as np
-import one_op
 import pytest
 import tiny
 
@@ -17,7 +17,6 @@ from coralline_pycoral.utils import edgetpu
 from deploy.contract import bundle
 from deploy.contract.bundle import BundleError
 from deploy.contract.errors import EdgeTpuError
-from deploy.runner.answers import decoder
 from deploy.runner.model import Model
 
 
@@ -70,49 +69,22 @@ def test_a_changed_bundle_is_refused() -> None:
         edgetpu.make_interpreter(bytes(content))
 
 
-def detector() -> bytes:
-    """An int8 model whose input [1, 2, 4, 3] is the boxes [1, 4, 4] and scores [1, 4, 2] of four anchors."""
-    scale = {"scales": (0.05,)}
-    tensors = {
-        "image": one_op.Tensor((1, 2, 4, 3), **scale),
-        "rows": one_op.Tensor((1, 4, 6), **scale),
-        "shape": one_op.integers(1, 4, 6),
-        "sizes": one_op.integers(4, 2),
-        "axis": one_op.Tensor((), "INT32", 2, ()),
-        "boxes": one_op.Tensor((1, 4, 4), **scale),
-        "scores": one_op.Tensor((1, 4, 2), **scale),
-    }
-    operators = [
-        one_op.Op("RESHAPE", ["image", "shape"], ["rows"]),
-        one_op.Op("SPLIT_V", ["rows", "sizes", "axis"], ["boxes", "scores"], options={"numSplits": 2}),
-    ]
-    return one_op.content(tensors, operators, ["image"], ["boxes", "scores"])
-
-
 def test_objects_of_a_bundle_without_postprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    specification = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores": "logits"}
-    content = devices.packed(
-        {"int8": detector()},
-        samples=0,
-        size=(2, 4, 3),
-        task="detection",
-        labels=["cat", "dog"],
-        detection=specification,
-    )
-    interpreter = edgetpu.make_interpreter(content)
-    values = np.random.default_rng(3).integers(-60, 60, (2, 4, 3)).astype(np.int8)
+    opened = bundle.Bundle(detector_files.small(64, []))
+    interpreter = edgetpu.make_interpreter(detector_files.small(64, []))
+    values = detector_files.photo(3, 80, 80)[:64, :64].astype(np.int8)
     common.set_input(interpreter, values)
     interpreter.invoke()
-    opened = bundle.Bundle(content)
-    rows = values.reshape(1, 4, 6)
-    expected = decoder(opened, opened.models["int8"].outputs)([rows[..., :4], rows[..., 4:]]).above(0.5)
+    outputs = detector_files.answers(opened.content("int8"), [values[np.newaxis]])
+    assert opened.detector is not None
+    expected = opened.detector(outputs, opened.labels).above(0.5)
     objects = detect.get_objects(interpreter, 0.5, (0.1, 0.1))
     assert len(objects) == len(expected) > 0
     for detection, score, index, box in zip(objects, expected.scores, expected.classes, expected.boxes, strict=True):
-        ymin, xmin, ymax, xmax = box
+        ymin, xmin, ymax, xmax = box * 64 / 0.1
         assert (detection.id, detection.score) == (index, score)
-        assert detection.bbox == pytest.approx((40 * xmin, 20 * ymin, 40 * xmax, 20 * ymax), abs=1)
+        assert detection.bbox == pytest.approx((xmin, ymin, xmax, ymax), abs=1)
 
 
 @pytest.mark.parametrize("kind", ["array", "bytes", "pointer"])

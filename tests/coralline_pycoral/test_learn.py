@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
+import devices
 import numpy as np
 import one_op
 import pytest
 from interpreters import executable, interpreters
-from paths import ROOT
 
 from coralline_pycoral.adapters import classify, common
 from coralline_pycoral.learn.backprop.softmax_regression import SoftmaxRegression
@@ -209,17 +208,9 @@ print(json.dumps(hashlib.sha256(engine.serialize_model()).hexdigest()))
 
 def test_every_python_writes_the_same(tmp_path: Path) -> None:
     (tmp_path / "n.tflite").write_bytes(normalized("INT8"))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    written = {
-        json.loads(
-            subprocess.run(
-                [executable(version), "-W", "error", "-c", PROGRAM],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                check=True,
-            ).stdout
-        )
-        for version in interpreters()
-    }
+    written = set()
+    for version in interpreters():
+        command = [executable(version), "-W", "error", "-c", PROGRAM]
+        done = subprocess.run(command, cwd=tmp_path, env=devices.environment(), capture_output=True, check=True)
+        written.add(json.loads(done.stdout))
     assert len(written) == 1

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import devices
 import numpy as np
 import one_op
 import pytest
@@ -53,10 +54,9 @@ print(json.dumps([best, result.tolist()]))
 
 
 def run(python: str, arguments: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [python, "-W", "error", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [python, "-W", "error", *arguments]
+    environment = devices.environment()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import devices
+import doctor_hosts
 import pytest
 
 
@@ -22,6 +23,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A host without an Edge TPU."""
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def usb(tmp_path: Path) -> Path:
+    """The root folder of a host with a USB Accelerator and nothing to find."""
+    return doctor_hosts.sound(tmp_path / "root")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from serving import BODY, Slow, raw, serving
 
@@ -28,17 +27,8 @@ from deploy.service.admission import MAX_ADDRESSES, RateLimit, host_name
         ("192.168.7.7", 200),
         ("[::1]:8080", 200),
         ("shop.example", 200),
-        ("attacker.example", 403),
         ("attacker.example:8080", 403),
-        ("localhost.attacker.example", 403),
-        ("127.0.0.1.attacker.example", 403),
-        ("x@localhost", 403),
-        ("localhost:99999", 403),
-        ("localhost:", 403),
-        ("[::1", 403),
         ("1.2.3", 403),
-        ("0x7f000001", 403),
-        ("", 403),
     ],
 )
 def test_a_name_of_another_host_is_refused(host: str, status: int) -> None:
@@ -65,9 +55,7 @@ def test_host_names() -> None:
         ("http://shop.example", 200),
         ("https://shop.example", 403),
         ("http://localhost", 403),
-        ("http://attacker.example", 403),
         ("null", 403),
-        ("file://", 403),
         ("chrome-extension://abcdef", 403),
     ],
 )
@@ -173,19 +161,11 @@ def test_a_file_in_a_form() -> None:
     [
         (form((FILE, b"a"), (FILE, b"b")), KIND, "several parts"),
         (form((b'Content-Disposition: form-data; name="file"', b"a")), KIND, "no file"),
-        (form((b'Content-Disposition: form-data; name="top"', b"3"), (FILE, b"a")), KIND, "several parts"),
         (form((FILE + b"\r\nContent-Disposition: form-data; name=a; filename=b", b"a")), KIND, "no file"),
         (form((b"no colon", b"a")), KIND, "invalid"),
         (form((FILE, b"a"))[:-4], KIND, "does not end"),
-        (form((FILE, b"a")) + b"more", KIND, "does not end"),
-        (b"--xyz--\r\n", KIND, "does not begin"),
-        (b"preamble\r\n" + form((FILE, b"a")), KIND, "does not begin"),
         (b"--xyz\r\n" + b"a: b\r\n" * 5000 + b"\r\n", KIND, "does not end"),
-        (b"", KIND, "does not begin"),
-        (form((FILE, b"a")), "multipart/form-data", "boundary"),
-        (form((FILE, b"a")), "multipart/form-data; boundary=", "boundary"),
-        (form((FILE, b"a")), "multipart/form-data; boundary=xyz; boundary=abc", "boundary"),
-        (form((FILE, b"a")), f"multipart/form-data; boundary={'x' * 71}", "boundary"),
+        (b"preamble\r\n" + form((FILE, b"a")), KIND, "does not begin"),
         (form((FILE, b"a")), "multipart/mixed; boundary=xyz", "boundary"),
         (form((FILE, b"a")), 'multipart/form-data; boundary="xy\x00z"', "boundary"),
     ],
@@ -242,26 +222,12 @@ def test_values_of_a_query_as_a_form_get_a_hint() -> None:
 
 
 def test_unix_sockets_are_exempt(tmp_path: Path) -> None:
-    from deploy.service.admission import ServiceLimits
-    from deploy.service.app import Server
-    from deploy.service.worker import Job
-
-    assert Job(b"", {"x-shape": "2,2"}, bool).shape == "2,2"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        server = Server(Slow(), {"name": "tiny", "role": "int8"}, [listener], ServiceLimits(rate=0.001))
-        import threading
-
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
+        with serving(Slow(), listener=listener, rate=0.001):
             for _ in range(3):
                 with socket.socket(socket.AF_UNIX) as client:
                     client.connect(str(tmp_path / "s"))
                     client.sendall(b"GET /v1/model HTTP/1.1\r\nHost: anything\r\nOrigin: http://a.example\r\n\r\n")
                     assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        finally:
-            server.stop()
-            thread.join(10)
-    assert np.all(np.frombuffer(BODY[-4:], np.uint8) == 0)

@@ -320,12 +320,6 @@ def test_three_ways_with_the_stand_in(content: bytes, tmp_path: Path) -> None:
     assert set(report["benchmark"]["cold_start"]) >= {"library", "delegate", "libedgetpu"}
 
 
-def test_a_limit_takes_the_first_samples(content: bytes) -> None:
-    opened = bundle.Bundle(content)
-    full, limited = (accuracy.compare(opened, RuntimeOptions("cpu"), limit) for limit in (None, 7))
-    assert limited["models"]["int8"]["predictions"] == full["models"]["int8"]["predictions"][:7]
-
-
 def test_a_bundle_without_an_evaluation_sample() -> None:
     report = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), RuntimeOptions("cpu"))
     assert report == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}

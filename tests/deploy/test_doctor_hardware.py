@@ -3,60 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import devices
+import doctor_hosts
 import pytest
+from doctor_hosts import GOOD, LITERT, RULES, RULES_FILE, TFLITE, write
 from paths import ROOT
 
-from deploy.doctor import command as doctor
 from deploy.doctor import pcie as doctor_pcie
-from deploy.doctor.command import Facts
 from deploy.runner import host, problems
 from deploy.runner.problems import PROBLEMS, Finding
 
-RULES = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e"\nSUBSYSTEM=="usb", ATTRS{idVendor}=="18d1"\nSUBSYSTEM=="apex"\n'
-TFLITE = {"name": "tflite_runtime", "version": "2.14.0", "numpy": "1.26.4", "too_new": False}
-LITERT = {"name": "ai_edge_litert", "version": "2.3.0", "numpy": "2.4.6", "too_new": True}
-GOOD = {"step": "end", "numpy": "1.26.4", "runtime": TFLITE, "pycoral": "missing", "libedgetpu": "RuntimeVersion(14)"}
+TFLITE_2_14 = {**TFLITE, "version": "2.14.0"}
 PI_5 = "Raspberry Pi 5 Model B Rev 1.0\0"
 KERNEL = "6.12.47+rpt-rpi-v8"
 INSTALLED = "Package: libedgetpu1-std\nStatus: install ok installed\nVersion: %s\n"
 
 
-def write(root: Path, content: dict[str, str | bytes]) -> None:
-    for name, text in content.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+def findings(root: Path, report: Mapping[str, Any] = GOOD, **more: Any) -> dict[str, Finding]:
+    return doctor_hosts.findings(doctor_hosts.facts(root, report, **more))
 
 
-@pytest.fixture
-def usb(tmp_path: Path) -> Path:
-    root = devices.host(tmp_path / "root")
-    write(root, {"etc/udev/rules.d/99-coral.rules": RULES})
-    return root
+def only(root: Path, **more: Any) -> Finding:
+    (row,) = findings(root, **more).values()
+    return row
 
 
 @pytest.fixture
 def pci(tmp_path: Path) -> Path:
     """A PCIe card whose driver does not run."""
     root = devices.host(tmp_path / "root", usb=False, node=False)
-    write(root, {"etc/udev/rules.d/99-coral.rules": RULES, "proc/sys/kernel/osrelease": KERNEL + "\n"})
+    write(root, {RULES_FILE: RULES, "proc/sys/kernel/osrelease": KERNEL + "\n"})
     return root
-
-
-def findings(root: Path, report: dict[str, Any] | None = None, **more: Any) -> dict[str, Finding]:
-    """Return the findings by kind, without those that a healthy host has, too."""
-    ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "package": "/somewhere"}
-    rows = doctor.findings(Facts(str(root), reported=GOOD if report is None else report, **{**ours, **more}))
-    return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}
-
-
-def only(root: Path, **more: Any) -> Finding:
-    (row,) = findings(root, **more).values()
-    return row
 
 
 # --- the driver on PCIe ---------------------------------------------------------------
@@ -243,7 +224,7 @@ def test_a_stick_without_firmware_is_normal_on_real_hardware(usb: Path) -> None:
 
 
 def test_udev_rules_are_the_hosts_in_a_container(usb: Path) -> None:
-    (usb / "etc/udev/rules.d/99-coral.rules").unlink()
+    (usb / RULES_FILE).unlink()
     assert list(findings(usb)) == ["udev"]
     write(usb, {".dockerenv": ""})
     assert findings(usb) == {}
@@ -323,9 +304,9 @@ def test_alpine(usb: Path) -> None:
 @pytest.mark.parametrize(
     ("packaged", "runtime", "noted"),
     [
-        ("16.0tf2.17.1-1.bookworm", TFLITE, True),
-        ("16.0tf2.14.1-1", TFLITE, False),
-        ("16.0", TFLITE, False),
+        ("16.0tf2.17.1-1.bookworm", TFLITE_2_14, True),
+        ("16.0tf2.14.1-1", TFLITE_2_14, False),
+        ("16.0", TFLITE_2_14, False),
         ("16.0tf2.17.1-1", LITERT, False),
     ],
 )

@@ -59,14 +59,11 @@ def test_a_port_in_use(path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "{none}"],
-        ["run", "{bundle}", "{none}"],
         ["verify", "{folder}"],
         ["verify", "{bundle}", "--out", "{none}/x"],
         ["serve", "{bundle}", "--host", "203.0.113.1", "--token-file", "{token}"],
         ["serve", "{bundle}", "--unix", "{none}/s"],
         ["serve", "{bundle}", "--token-file", "{none}"],
-        ["bench", "{bundle}", "--meter", "{none}", "--runs", "1"],
         ["learn", "{bundle}", "--name", "x", "{none}"],
     ],
     ids=" ".join,
@@ -87,10 +84,8 @@ def test_no_command_shows_an_errno(arguments: list[str], path: Path, tmp_path: P
 @pytest.mark.parametrize("reason", ["No module named 'numpy'", "numpy.core failed\\nIMPORTANT: PLEASE READ THIS"])
 def test_without_numpy(arguments: list[str], reason: str, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text(f"raise ImportError({reason!r})\n".replace("\\\\n", "\\n"))
-    program = devices.pyz(tmp_path / "runner.pyz")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, str(program), *arguments, "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    pyz = devices.pyz(tmp_path / "runner.pyz")
+    done = devices.runner(*arguments, "--json", pyz=pyz, PYTHONPATH=tmp_path)
     assert done.returncode == 11
     assert "Traceback" not in done.stderr
     assert "IMPORTANT" not in done.stderr
@@ -114,7 +109,5 @@ def test_serve_without_its_libraries(library: str) -> None:
 
 def test_a_bug_is_no_missing_numpy(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('something else')\n")
-    program = devices.pyz(tmp_path / "runner.pyz")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, str(program), "run", "x"], env=environment, capture_output=True, check=False)
+    done = devices.runner("run", "x", pyz=devices.pyz(tmp_path / "runner.pyz"), PYTHONPATH=tmp_path)
     assert done.returncode == 1

@@ -27,11 +27,9 @@ pytestmark = pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("python", devices.pythons())
 def test_every_verb_on_every_interpreter(path: Path, python: str, tmp_path: Path) -> None:
     pyz = devices.pyz(tmp_path / "runner.pyz")
-    environment = {**devices.environment(), "PYTHONPATH": ""}
     for verb in ("run", "bench", "verify"):
         more = ["--runs", "5"] if verb == "bench" else []
-        arguments = [python, "-W", "error", str(pyz), verb, str(path), "--json", *more]
-        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        done = devices.runner(verb, path, "--json", *more, python=python, pyz=pyz)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert (report["schema_version"], report["verb"], report["bundle"]["name"]) == (1, verb, "tiny")
@@ -197,9 +195,8 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("verb", ["run", "bench", "verify", "serve"])
 def test_a_crash_on_the_cpu_is_a_finding(verb: str, path: Path, tmp_path: Path) -> None:
     folder = devices.crashing_runtime(tmp_path / "packages")
-    environment = {**devices.environment(), "PYTHONPATH": f"{devices.ROOT}:{folder}"}
-    arguments = [sys.executable, "-m", "deploy", verb, str(path), "--json", *(["--port", "0"] * (verb == "serve"))]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    port = ["--port", 0] * (verb == "serve")
+    done = devices.runner(verb, path, "--json", *port, PYTHONPATH=f"{devices.ROOT}:{folder}")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (11, "crash")
     assert "ended by SIGILL after the TFLite runtime was imported; on the CPU, with ai_edge_litert 9.9" in done.stderr

@@ -77,15 +77,6 @@ def test_unknown_images_are_not_for_texts(content: bytes, data: Dataset, tmp_pat
         text_bundles.packed(data, recognition=RecognitionSettings(unknown=tmp_path))
 
 
-def test_a_bundle_of_images_takes_no_texts() -> None:
-    import devices
-
-    with Model(bundle.Bundle(devices.packed()), "int8") as model, pytest.raises(ImageError, match="takes no texts"):
-        model("a cat")
-    with Model(bundle.Bundle(devices.packed()), "int8") as model, pytest.raises(ImageError, match="is bytes"):
-        model(b"a cat")
-
-
 def test_a_number_without_a_row_is_an_error(content: bytes) -> None:
     def more_buckets(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
         del members

@@ -109,13 +109,3 @@ def test_predictions_through_the_proxy(tmp_path: Path) -> None:
         assert ask("GET", "/v1/model", Origin="https://board.example")[0] == 200
         headers["Authorization"] = "Bearer wrong"
         assert ask("POST", "/v1/predict", BODY)[0] == 401
-
-
-def test_the_proxy_answers_while_the_service_is_restarted(tmp_path: Path) -> None:
-    with serving(Slow(), token=TOKEN) as service, proxied(tmp_path, service) as client:
-        service.server.stop()
-        service.thread.join(20)
-        client.request("GET", "/healthz")
-        answer = client.getresponse()
-        answer.read()
-        assert answer.status == 502

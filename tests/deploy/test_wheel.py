@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -13,26 +12,16 @@ from typing import Any
 
 import golden
 import pytest
+from installation import built
 from interpreters import executable, interpreters
 from paths import ROOT
 
 PACKAGES = ("coralline_pycoral", "deploy")
 
 
-def built(folder: Path, root: Path = ROOT) -> Path:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    done = subprocess.run(
-        [*command, str(root / "packaging" / "deploy")], capture_output=True, text=True, check=False, cwd=folder.parent
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("dist"))
+    return built(ROOT / "packaging" / "deploy", tmp_path_factory.mktemp("wheel") / "dist")
 
 
 def test_it_holds_the_device_side_and_nothing_else(wheel: Path) -> None:
@@ -63,8 +52,7 @@ def test_equal_sources_are_equal_bytes(wheel: Path, tmp_path: Path) -> None:
         if not path.is_symlink():
             os.utime(path, (0, 0))
             path.chmod(0o700 if path.is_dir() else 0o600)
-    (tmp_path / "dist").mkdir()
-    again = built(tmp_path / "dist", copy)
+    again = built(copy / "packaging" / "deploy", tmp_path / "dist")
     assert again.name == wheel.name
     assert again.read_bytes() == wheel.read_bytes()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
 import small_shop
@@ -26,6 +26,7 @@ from PIL import Image
 
 from compress.surface.cli.main import build_parser
 from deploy import Recognizer
+from deploy.contract.bundle import array_bytes
 
 SHOP = ROOT / "examples" / "retail" / "shop.py"
 OWN = {"X-Shop": "1"}
@@ -44,7 +45,14 @@ def place(tmp_path: Path) -> Path:
 
 
 def environment(place: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "CORALLINE_ROOT": str(place / "nothing")}
+    return devices.environment(CORALLINE_ROOT=place / "nothing")
+
+
+def lines(place: Path, *options: str, **more: Any) -> list[str]:
+    """Run the application without its page; return the lines that it prints."""
+    command = [sys.executable, "-W", "error", str(SHOP), "shop.coralline", *options, "--no-page"]
+    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, check=True, **more)
+    return done.stdout.decode().splitlines()
 
 
 @contextmanager
@@ -55,17 +63,17 @@ def running(place: Path, *options: str, python: str = sys.executable) -> Iterato
         arguments, cwd=place, env=environment(place), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     assert process.stderr is not None
-    lines = []
+    said = []
     try:
         for line in process.stderr:
-            lines.append(line)
+            said.append(line)
             if line.startswith("shop: open http://127.0.0.1:"):
                 break
         else:
-            raise AssertionError("".join(lines))
+            raise AssertionError("".join(said))
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
-        yield int(lines[-1].rsplit(":", 1)[1].strip().rstrip("/"))
+        yield int(said[-1].rsplit(":", 1)[1].strip().rstrip("/"))
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
@@ -94,19 +102,16 @@ def wait_for(port: int, kept: int = 5) -> dict[str, Any]:
 
 
 def test_lines_without_a_page(place: Path) -> None:
-    arguments = [sys.executable, "-W", "error", str(SHOP), "shop.coralline", "eights", "--no-page", "--interval", "0"]
-    done = subprocess.run(arguments, cwd=place, env=environment(place), capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 6
-    assert sum(line.split(": ")[1].startswith("eight ") for line in lines) >= 5
+    answers = lines(place, "eights", "--interval", "0")
+    assert len(answers) == 6
+    assert sum(line.split(": ")[1].startswith("eight ") for line in answers) >= 5
 
 
 def test_a_shelf_is_cut_into_parts(place: Path) -> None:
     eight, zero = (small_shop.photos(digit)[0][0][..., 0] for digit in (8, 0))
     Image.fromarray(np.block([[eight, zero, eight], [zero, eight, zero]])).save(place / "shelf.png")
-    arguments = [sys.executable, str(SHOP), "shop.coralline", "shelf.png", "--shelf", "2x3", "--no-page"]
-    done = subprocess.run(arguments, cwd=place, env=environment(place), capture_output=True, text=True, check=True)
-    labels = [part.split()[0] for part in done.stdout.partition(": ")[2].split(" | ")]
+    (answer,) = lines(place, "shelf.png", "--shelf", "2x3")
+    labels = [part.split()[0] for part in answer.partition(": ")[2].split(" | ")]
     assert labels == ["eight", "zero", "eight", "zero", "eight", "zero"]
 
 
@@ -164,10 +169,7 @@ def test_the_buttons_over_http(place: Path, version: str | None) -> None:
         learnt = asked(port, "POST", "/learn?name=Seven&part=0", **OWN)[1]["learnt"]
         assert (learnt["name"], learnt["photos"]) == ("Seven", 5)
         assert wait_for(port)["learnt"] == [{"name": "Seven", "photos": 5}]
-        files = []
-        for photo in others[:3]:
-            np.save(place / "one.npy", photo)
-            files.append((place / "one.npy").read_bytes())
+        files = [array_bytes(photo) for photo in others[:3]]
         sizes = ",".join(str(len(file)) for file in files)
         more = asked(port, "POST", "/learn?name=Seven", b"".join(files), X_Sizes=sizes, **OWN)
         assert more[1]["learnt"]["total"] == 8
@@ -277,9 +279,8 @@ def test_frames_from_stdin(place: Path) -> None:
         path = place / f"{number}.jpg"
         Image.open(place / "eights" / f"{number}.png").save(path, quality=95)
         frames += path.read_bytes()
-    arguments = [sys.executable, str(SHOP), "shop.coralline", "-", "--no-page"]
-    done = subprocess.run(arguments, cwd=place, env=environment(place), input=frames, capture_output=True, check=True)
-    assert [line.split(b":")[0] for line in done.stdout.splitlines()] == [b"frame 1", b"frame 2", b"frame 3"]
+    answers = lines(place, "-", input=frames)
+    assert [line.split(":")[0] for line in answers] == ["frame 1", "frame 2", "frame 3"]
 
 
 def test_the_pipeline_of_the_manual(tmp_path: Path) -> None:

@@ -27,19 +27,10 @@ EXTRAS = {
     "compress/pipeline/shared_store.py": "s3",
 }
 """The parts of compress/ that import packages of an extra."""
+FOLDERS = ("benchmarks", "compress", "coralline_pycoral", "darwinn", "deploy", "docs", "examples", "models", "tests")
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [
     path
-    for folder in (
-        "benchmarks",
-        "compress",
-        "coralline_pycoral",
-        "darwinn",
-        "deploy",
-        "docs",
-        "examples",
-        "models",
-        "tests",
-    )
+    for folder in FOLDERS
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".j2", ".yaml", ".toml")
 ]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from typing import Any
 
 import golden
+import pytest
 
 from deploy.contract import bundle
+
+
+def refused(content: bytes, message: str | None = None) -> None:
+    with pytest.raises(bundle.BundleError, match=message):
+        bundle.Bundle(content)
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -30,19 +35,3 @@ def table(members: Mapping[str, bytes]) -> list[dict[str, Any]]:
         {"name": name, "size": len(members[name]), "sha256": hashlib.sha256(members[name]).hexdigest()}
         for name in sorted(members)
     ]
-
-
-def central(content: bytes) -> list[int]:
-    """Return the byte offsets of the entries in a zip's central directory."""
-    count, _, _, place = struct.unpack("<HHII", content[-12 - 2 : -2])
-    places = []
-    for _ in range(count):
-        places.append(place)
-        place += 46 + sum(struct.unpack("<HHH", content[place + 28 : place + 34]))
-    return places
-
-
-def patched(content: bytes, place: int, form: str, *values: int) -> bytes:
-    """Return the content with packed values at an offset. `form` is a little-endian `struct` format."""
-    new = struct.pack("<" + form, *values)
-    return content[:place] + new + content[place + len(new) :]

@@ -195,8 +195,14 @@ def environment(**more: object) -> dict[str, str]:
     }
 
 
-def runner(*arguments: object, python: str = sys.executable, **more: object) -> subprocess.CompletedProcess[str]:
-    command = [python, "-W", "error", "-m", "deploy", *map(str, arguments)]
+def runner(
+    *arguments: object, python: str = sys.executable, pyz: Path | None = None, **more: object
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line of the device side, or of this runner.pyz alone."""
+    program = ["-m", "deploy"]
+    if pyz is not None:
+        program, more = [str(pyz)], {"PYTHONPATH": "", **more}
+    command = [python, "-W", "error", *program, *map(str, arguments)]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=120)
 
 

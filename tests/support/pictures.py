@@ -1,12 +1,20 @@
-"""Folders of small images to test with."""
+"""Small image files to test with, and folders of them."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+
+def encoded(picture: Image.Image, form: str, **options: Any) -> bytes:
+    """Return a picture as the content of a file."""
+    stream = io.BytesIO()
+    picture.save(stream, form, **options)
+    return stream.getvalue()
 
 
 def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100) -> Path:

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,12 @@ class Slow:
 
 
 class Service:
-    def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
+    """A running service, on a port of its own or on a socket."""
+
+    def __init__(
+        self, model: Any, facts: dict[str, Any], listener: socket.socket | None = None, **settings: Any
+    ) -> None:
+        listener = listener or socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.server = Server(model, facts, [listener], ServiceLimits(**settings))
         self.thread = threading.Thread(target=self.server.run)
@@ -69,6 +73,13 @@ class Service:
     def metric(self, line: str) -> float:
         text = self.ask("GET", "/metrics")[2]
         return float(next(row for row in text.splitlines() if row.startswith(f"{line} ")).split()[1])
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it did not come to be"
+        time.sleep(0.01)
 
 
 def read(answer: http.client.HTTPResponse) -> Ask:

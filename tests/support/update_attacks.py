@@ -201,17 +201,15 @@ def rollback_of_the_snapshot(device, source):
 
 
 def rollback_of_the_targets(device, source):
+    """A stolen online key publishes an older list that the targets key signed. The device knows a newer one."""
     source.timestamp(4, targets=2)
     return "version"
 
 
 def snapshot_without_targets(device, source):
     signed = {"_type": "snapshot", "spec_version": "1.0.31", "version": 4, "expires": when(30), "meta": {}}
-    source.timestamp(4, targets=3)
+    source.timestamp(4, targets=3, hashes=False)
     source.files["4.snapshot.json"] = document(signed, source.online)
-    signed = json.loads(source.files["timestamp.json"].decode())["signed"]
-    signed["meta"]["snapshot.json"] = info(source.files["4.snapshot.json"], 4)
-    source.files["timestamp.json"] = document(signed, source.online)
     return "metadata"
 
 
@@ -289,20 +287,11 @@ def endless(role, blanks, hashes=False):
 
 def wrong_key(role):
     def attack(device, source):
-        source.release(4, {"shop.coralline": EVIL})
+        source.release(4, {"shop.coralline": EVIL}, hashes=False)
         file = "timestamp.json" if role == "timestamp" else f"4.{role}.json"
         signed = json.loads(source.files[file].decode())["signed"]
         evil = "evil" if role == "targets" else "targets"  # a key of another role is as invalid as an unknown key
         source.files[file] = document(signed, [evil])
-        for upper, lower in (("4.snapshot.json", "4.targets.json"), ("timestamp.json", "4.snapshot.json")):
-            if file == lower:
-                above = json.loads(source.files[upper].decode())["signed"]
-                above["meta"][lower[2:]] = {"version": 4}
-                source.files[upper] = document(above, source.online)
-                if upper == "4.snapshot.json":
-                    stamp = json.loads(source.files["timestamp.json"].decode())["signed"]
-                    stamp["meta"]["snapshot.json"] = {"version": 4}
-                    source.files["timestamp.json"] = document(stamp, source.online)
         return "signature"
 
     return attack
@@ -328,11 +317,6 @@ def root_of_one_old_key(device, source):
 
 def root_that_does_not_sign_itself(device, source):
     source.root(2, roots=("new-1", "new-2"), signers=("root-1", "root-2", "new-1"))
-    return "signature"
-
-
-def root_of_foreign_keys(device, source):
-    source.root(2, roots=("evil-1", "evil-2"), signers=("evil-1", "evil-2"))
     return "signature"
 
 
@@ -466,12 +450,6 @@ def a_clock_that_is_ahead(device, source):
     return "expired"
 
 
-def missing_snapshot(device, source):
-    source.release(4, {"shop.coralline": NEW})
-    del source.files["4.snapshot.json"]
-    return "missing"
-
-
 def missing_timestamp(device, source):
     del source.files["timestamp.json"]
     return "missing"
@@ -510,16 +488,14 @@ def text(content):
     return attack
 
 
-def changed(old, new, is_signed=False):
-    """Return an attack with a change in the text of the timestamp, which may be signed again."""
+def changed(old, new):
+    """Return an attack with a change in the text of the timestamp, which is signed again."""
 
     def attack(device, source):
-        if is_signed:
-            source.release(4, {"shop.coralline": NEW})
+        source.release(4, {"shop.coralline": NEW})
         assert old in source.files["timestamp.json"]
         content = source.files["timestamp.json"].replace(old, new, 1)
-        signed = json.loads(content.decode())["signed"] if is_signed else {}
-        source.files["timestamp.json"] = document(signed, source.online) if is_signed else content
+        source.files["timestamp.json"] = document(json.loads(content.decode())["signed"], source.online)
         return "refused"
 
     return attack
@@ -530,12 +506,6 @@ def another_list_by_a_stolen_online_key(device, source):
     source.targets = ("online",)
     source.release(4, {"shop.coralline": EVIL})
     return "signature"
-
-
-def an_older_list_by_a_stolen_online_key(device, source):
-    """A stolen online key publishes an older list that the targets key signed. The device knows a newer one."""
-    source.timestamp(4, targets=2)
-    return "version"
 
 
 def an_older_list_for_a_new_device(device, source):
@@ -592,27 +562,12 @@ ATTACKS.update(
 )
 ATTACKS.update(
     {
-        f"change_{name}": changed(old, new)
+        f"signed_{name}": changed(old, new)
         for name, (old, new) in {
-            "version_zero": (b'"version": 3,', b'"version": 0,'),
-            "version_negative": (b'"version": 3,', b'"version": -3,'),
-            "version_true": (b'"version": 3,', b'"version": true,'),
-            "version_text": (b'"version": 3,', b'"version": "3",'),
-            "no_version": (b'"version": 3,', b""),
+            "version_true": (b'"version": 4,', b'"version": true,'),
+            "version_negative": (b'"version": 4,', b'"version": -4,'),
             "expires_number": (b'"expires": "', b'"expires": 1, "then": "'),
             "expires_zone": (b'Z", "meta"', b'+01:00", "meta"'),
-            "expires_month": (b'"expires": "2027-', b'"expires": "2027-13-'),
-            "signatures_map": (b'"signatures": [', b'"signatures": {}, "rest": ['),
-            "trailing": (b"{", b"{} {"),
-        }.items()
-    }
-)
-
-
-ATTACKS.update(
-    {
-        f"signed_{name}": changed(old, new, is_signed=True)
-        for name, (old, new) in {
             "no_meta": (b'"meta"', b'"mate"'),
             "hash_upper_case": (b'"sha256": "', b'"sha256": "A'),
             "other_hash": (b'"sha256"', b'"md5"'),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import io
-import itertools
 import json
 import os
 import struct
@@ -16,18 +15,13 @@ from typing import Any
 import golden
 import numpy as np
 import pytest
-from archives import central, manifest, patched, table, written
+from archives import manifest, refused, table, written
 
 from deploy.contract import bundle
 from deploy.contract.bundle import Bundle, BundleError
 from deploy.contract.preprocessing import Preprocessing
 
 GOOD = golden.packed()
-
-
-def refused(content: bytes, message: str | None = None) -> None:
-    with pytest.raises(BundleError, match=message):
-        Bundle(content)
 
 
 def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
@@ -65,19 +59,12 @@ def test_the_helpers_write_good_bundles() -> None:
     "name",
     [
         "../../etc/passwd",
-        "..",
-        "a/../b",
         "/etc/passwd",
         "\\\\host\\share",
-        "C:\\x",
-        "a\\b",
         "folder/",
         ".npy",
         "x" * 200,
         "caf\u00e9.npy",
-        "a:b",
-        "-rf",
-        "a b",
         "a\n",
         "",
     ],
@@ -136,32 +123,6 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(read) <= len(content)
 
 
-def test_every_flag_of_an_entry() -> None:
-    for bit, place in itertools.product(range(16), central(GOOD)):
-        refused(patched(GOOD, place + 8, "H", 1 << bit))
-
-
-def test_sizes_and_places_of_entries() -> None:
-    fields, values = (20, 24, 42), (0, 1, 0x7FFFFFFF, 0xFFFFFFFF)
-    for field, value, (number, place) in itertools.product(fields, values, enumerate(central(GOOD))):
-        if (field, value, number) != (42, 0, 0):  # the first member is at 0
-            refused(patched(GOOD, place + field, "I", value))
-
-
-def test_zip64() -> None:
-    refused(archive(lambda info: setattr(info, "extra", struct.pack("<HHQQ", 1, 16, 1, 1))))
-    sizes = struct.pack("<HHQ", 1, 8, 5)  # too short for the declared content
-    for place in central(GOOD)[:1]:
-        name = struct.unpack("<H", GOOD[place + 28 : place + 30])[0]
-        changed = patched(patched(GOOD, place + 20, "II", 0xFFFFFFFF, 0xFFFFFFFF), place + 30, "H", len(sizes))
-        content = changed[: place + 46 + name] + sizes + changed[place + 46 + name :]
-        content = content[:-22] + patched(content[-22:], 12, "I", struct.unpack("<I", GOOD[-10:-6])[0] + len(sizes))
-        refused(content)
-    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 4, 4, 300, len(GOOD))
-    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(GOOD) - 22, 1)
-    refused(GOOD[:-22] + record + locator + GOOD[-22:])
-
-
 def test_the_manifest_comes_first() -> None:
     members = {"a.npy": b"x", **golden.members()}
     names = ["a.npy", "manifest.json", *sorted(golden.members())]
@@ -169,11 +130,6 @@ def test_the_manifest_comes_first() -> None:
     refused(bundle.archive_of({name: everything[name] for name in names}), "first member must be manifest")
     refused(bundle.archive_of(golden.members()), "first member must be manifest")
     refused(bundle.archive_of({}), "first member must be manifest")
-
-
-def test_members_in_another_order() -> None:
-    backwards = {"manifest.json": written_manifest(), **dict(sorted(golden.members().items(), reverse=True))}
-    refused(bundle.archive_of(backwards), "differ from those that the manifest lists")
 
 
 def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +152,11 @@ def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyP
 # --- the members ------------------------------------------------------------------------
 
 
-def test_a_member_that_the_manifest_does_not_list() -> None:
-    refused(written(manifest(), {**golden.members(), "z.bin": b""}), "differ from those that the manifest lists")
+def test_members_that_the_manifest_does_not_list_in_this_order() -> None:
+    differ = "differ from those that the manifest lists"
+    refused(written(manifest(), {**golden.members(), "z.bin": b""}), differ)
+    backwards = dict(sorted(golden.members().items(), reverse=True))
+    refused(bundle.archive_of({"manifest.json": written_manifest(), **backwards}), differ)
 
 
 def test_a_member_that_is_not_there() -> None:
@@ -388,13 +347,16 @@ def test_files_that_are_named_in_another_way() -> None:
     refused(written(changed_at(("models",), [manifest()["models"]["int8"]])), "incomplete")
 
 
-def test_roles() -> None:
+def test_roles_and_tools() -> None:
     entry = manifest()["models"]["int8"]
     refused(written(changed_at(("models",), {"other": entry})), "does not match schema 1")
     refused(
         written(changed_at(("golden", "outputs"), {"original": "golden-output-int8.npy"})), "does not match schema 1"
     )
     refused(written(manifest(models={}, golden={"inputs": [], "outputs": {}})), "does not match schema 1")
+    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "does not match schema 1")
+    for tools in (None, 1, "", []):
+        refused(written(manifest(tools=tools)), "does not match schema 1")
     assert Bundle(written(changed_at(("models",), {"int8": entry, "original": entry}))).manifest["models"]
 
 
@@ -409,25 +371,14 @@ def test_preprocessing_must_be_what_its_digest_says() -> None:
     assert Bundle(written(changed_at(("preprocessing",), both))).preprocessing.digest == other.digest
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [{"grayscale": {}}],
-        [{"resize": {}}],
-        [{"log_mel": {"rate": 8000, "frame": 256, "step": 128, "bins": 200}}],
-        [{"resize": {"size": [0, 0]}}],
-        [{"resize": {"size": [10**400, 1]}}],
-        [{"scale": {"from": [0, 0]}}],
-        [{"normalize": {"mean": [0], "std": [0]}}],
-    ],
-)
-def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
+def test_preprocessing_that_cannot_be_used() -> None:
     says = "preprocessing cannot be used.*; it was packed by Coralline 0.0: use a newer runner"
-    refused(written(changed_at(("preprocessing", "steps"), steps)), says)
+    refused(written(changed_at(("preprocessing", "steps"), [{"grayscale": {}}])), says)
 
 
 # --- the evaluation sample --------------------------------------------------------------
 
+LABEL_EACH, AXES = "with a label each", "without two to four axes"
 INPUTS, LABELS = np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
 EVALUATION = {
     "split": "test",
@@ -472,37 +423,21 @@ def test_an_evaluation_without_labels() -> None:
     assert len(opened.samples(opened.manifest["evaluation"])) == 2
 
 
-def test_an_evaluation_of_a_model_that_is_not_there() -> None:
-    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "does not match schema 1")
-
-
 @pytest.mark.parametrize(
-    ("inputs", "labels"),
+    ("inputs", "labels", "says"),
     [
-        (INPUTS, [0]),
-        (INPUTS, [0, 1, 1]),
-        (INPUTS, [0, 2]),
-        (INPUTS, [-1, 0]),
-        (INPUTS, [0.0, 1.0]),
-        (INPUTS, [[0], [1]]),
-        (INPUTS, 1),
+        (INPUTS, [0], LABEL_EACH),
+        (INPUTS, [0, 1, 1], LABEL_EACH),
+        (INPUTS, [0, 2], LABEL_EACH),
+        (INPUTS, [-1, 0], LABEL_EACH),
+        (INPUTS, [0.0, 1.0], LABEL_EACH),
+        (INPUTS, [[0], [1]], LABEL_EACH),
+        (INPUTS[0, 0], [0, 1, 1], AXES),
+        (INPUTS[:0], [], AXES),
+        (INPUTS[:, None, None], [0, 1], AXES),
     ],
 )
-def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) -> None:
+def test_an_evaluation_sample_that_does_not_fit(inputs: Any, labels: Any, says: str) -> None:
     opened = Bundle(evaluated(EVALUATION, inputs, labels))
-    with pytest.raises(BundleError, match="with a label each"):
+    with pytest.raises(BundleError, match=says):
         opened.evaluation()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "labels"), [(INPUTS[0, 0], [0, 1, 1]), (INPUTS[:0], []), (INPUTS[:, None, None], [0, 1])]
-)
-def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None:
-    opened = Bundle(evaluated(EVALUATION, inputs, labels))
-    with pytest.raises(BundleError, match="without two to four axes"):
-        opened.evaluation()
-
-
-def test_tools_of_another_type() -> None:
-    for tools in (None, 1, "", []):
-        refused(written(manifest(tools=tools)), "does not match schema 1")

@@ -1,11 +1,10 @@
-"""The embedding in a bundle: hostile manifests, and bundles and runners of other versions."""
+"""The embedding in a bundle: hostile manifests and arrays, and its directions by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import devices
 import numpy as np
 import pytest
 import small_shop
@@ -50,18 +49,6 @@ def array(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], 
 def test_invalid_entries_are_refused(change: Any, message: str) -> None:
     with pytest.raises(bundle.BundleError, match=message):
         repacked(change)
-
-
-def test_the_bundle_as_it_is() -> None:
-    opened = bundle.Bundle(repacked(lambda manifest, members: None))
-    assert opened.digest == small_shop.opened().digest
-    assert opened.embedding is not None
-    assert opened.embedding.references["training"].embeddings.shape == (40, small_shop.HIDDEN)
-
-
-def test_older_bundles_have_neither() -> None:
-    opened = bundle.Bundle(devices.packed())
-    assert (opened.embedding, opened.confidence) == (None, None)
 
 
 def test_imprinting_by_hand() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from pictures import encoded
 from PIL import Image
 
 from compress.core.errors import DataError
@@ -47,9 +47,7 @@ def peak_bytes(steps: list[Any], sample: np.ndarray) -> int:
 
 
 def png(size: tuple[int, int], mode: str = "L") -> bytes:
-    stream = io.BytesIO()
-    Image.new(mode, size).save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(Image.new(mode, size), "PNG")
 
 
 @pytest.mark.parametrize("settings", RESIZES, ids=str)
@@ -63,16 +61,6 @@ def test_the_values_do_not_depend_on_the_blocks(
     np.testing.assert_array_equal(step(image.astype(np.float32)), expected)
     monkeypatch.setattr(resizing, "BLOCK_VALUES", 1)
     np.testing.assert_array_equal(step(image), expected)
-
-
-def test_equal_to_two_complete_passes() -> None:
-    """Bilinear: the width of every row first, then the height, as in TensorFlow; area: the height first."""
-    image = np.random.default_rng(4).integers(0, 256, (61, 47, 3), np.uint8)
-    for settings, order in (({}, (1, 0)), ({"filter": "area"}, (0, 1)), ({"antialias": True, "levels": True}, (1, 0))):
-        sizes: list[tuple[int, int]] = [(20, 47), (20, 33)] if order[0] == 0 else [(61, 33), (20, 33)]
-        passes = [{"resize": {"size": list(size), **settings}} for size in sizes]
-        once = Preprocessing([{"resize": {"size": [20, 33], **settings}}])(image)
-        np.testing.assert_array_equal(Preprocessing(passes)(image), once)
 
 
 MANY = [

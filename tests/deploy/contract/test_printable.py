@@ -7,9 +7,11 @@ from typing import Any
 
 import fuzz_mutations
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.model.tflite import graph
 from compress.surface.cli import output
 from compress.surface.cli.console import Console
 from compress.surface.cli.main import main
@@ -71,10 +73,6 @@ def test_hostile_names_of_files_in_messages(text: str, tmp_path: Path, capsys: p
 
 
 def named(path: Path, text: str) -> None:
-    import tiny
-
-    from compress.model.tflite import graph
-
     model: Any = graph.parse(tiny.classifier())
     for tensor in model.source.subgraphs[0].tensors:
         tensor.name = text.encode("utf-8", "replace")

@@ -16,37 +16,19 @@ from deploy.contract.preprocessing import Preprocessing, PreprocessingError, qua
 DATA = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data"
 YAMNET = {"rate": 16000, "frame": 400, "step": 160, "bins": 64, "range": [125, 7500], "offset": 0.001}
 SPOKEN = {"rate": 8000, "frame": 256, "step": 128, "bins": 40, "range": [80, 3800], "offset": 0.001}
-LIBROSA = {
+DECIBELS = {
     "rate": 16000,
-    "frame": 512,
     "step": 160,
     "bins": 40,
     "centre": True,
-    "power": 2,
-    "mel": "slaney",
-    "triangles": "hertz",
-    "norm": "slaney",
-    "log": "db",
-    "offset": 0,
-    "floor": 1e-10,
-    "depth": 80,
-}
-OTHER_LIBROSA = {
-    "rate": 16000,
-    "frame": 400,
-    "fft": 512,
-    "step": 160,
-    "bins": 40,
-    "range": [20, 7600],
-    "centre": True,
-    "fill": "reflect",
     "power": 2,
     "triangles": "hertz",
     "log": "db",
     "offset": 0,
     "floor": 1e-10,
-    "relative": True,
 }
+LIBROSA = {**DECIBELS, "frame": 512, "mel": "slaney", "norm": "slaney", "depth": 80}
+OTHER_LIBROSA = {**DECIBELS, "frame": 400, "fft": 512, "range": [20, 7600], "fill": "reflect", "relative": True}
 KALDI = {
     "rate": 16000,
     "frame": 400,

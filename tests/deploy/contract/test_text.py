@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.contract import decoding, text
+from deploy.contract import text
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 from deploy.contract.tensors import Lookup, TensorDescription
 
@@ -83,12 +83,6 @@ def test_any_string_is_a_text(content: str) -> None:
 def test_what_is_not_a_text_is_refused(sample: np.ndarray) -> None:
     with pytest.raises(PreprocessingError, match="tokens takes"):
         TOKENS(sample)
-
-
-@pytest.mark.parametrize("entry", [{"text_bytes": 0}, {"text_bytes": 1 << 17}, {"text_bytes": True}])
-def test_sizes_of_texts_have_limits(entry: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="text_bytes"):
-        decoding.parsed(entry)
 
 
 def test_rows_are_looked_up() -> None:

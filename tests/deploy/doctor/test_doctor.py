@@ -10,53 +10,17 @@ from typing import Any
 
 import devices
 import pytest
+from doctor_hosts import GOOD, LITERT, RULES, RULES_FILE, facts, findings, sound, write
 
 from deploy.doctor import command as doctor
-from deploy.doctor.command import Facts
 from deploy.runner import host, problems
-from deploy.runner.problems import Finding
 
-RULES = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e"\nSUBSYSTEM=="usb", ATTRS{idVendor}=="18d1"\nSUBSYSTEM=="apex"\n'
 STOCK = "Package: libedgetpu1-std\nStatus: install ok installed\nVersion: 16.0\n\nPackage: other\nVersion: 1\n"
-LITERT = {"name": "ai_edge_litert", "version": "2.3.0", "numpy": "2.4.6", "too_new": True}
-TFLITE = {"name": "tflite_runtime", "version": "2.5.0", "numpy": "1.16.6", "too_new": False}
-GOOD = {"step": "end", "numpy": "1.16.6", "runtime": TFLITE, "pycoral": "missing", "libedgetpu": "RuntimeVersion(14)"}
-
-
-def files(root: Path, **content: str) -> None:
-    for name, text in content.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def sound(root: Path, **settings: Any) -> Path:
-    files(devices.host(root, **settings), **{"etc/udev/rules.d/99-coral.rules": RULES})
-    return root
-
-
-@pytest.fixture
-def usb(tmp_path: Path) -> Path:
-    return sound(tmp_path / "root")
 
 
 @pytest.fixture
 def pci(tmp_path: Path) -> Path:
     return sound(tmp_path / "root", usb=False)
-
-
-def facts(root: Path, report: dict[str, Any] | None = None, **more: Any) -> Facts:
-    ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "package": "/somewhere"}
-    return Facts(str(root), reported=GOOD if report is None else report, **{**ours, **more})
-
-
-def findings(host_facts: Facts) -> dict[str, Finding]:
-    """Return the findings by kind, without those that a healthy host has, too."""
-    rows = doctor.findings(host_facts)
-    assert all(row.severity in problems.SEVERITIES and row.what and row.why for row in rows)
-    assert all(row.hint for row in rows if row.severity != "note")
-    assert "\n" not in "".join(row.hint for row in rows)
-    return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}
 
 
 @pytest.mark.parametrize("usb", [True, False])
@@ -135,14 +99,14 @@ def test_which_python_is_the_systems(
 
 def test_a_stock_libedgetpu_beside_a_new_runtime(usb: Path) -> None:
     report = without(runtime=LITERT)
-    files(usb, **{"var/lib/dpkg/status": STOCK})
+    write(usb, {"var/lib/dpkg/status": STOCK})
     row = findings(facts(usb, report))["too_new"]
     assert row.severity == "error"
     assert "libedgetpu 16.0" in row.what
     assert "tflite-runtime<2.12" in findings(facts(usb, report, python=(3, 9)))["too_new"].hint
-    files(usb, **{"var/lib/dpkg/status": STOCK.replace("16.0", "16.0tf2.17.1-1.bookworm")})
+    write(usb, {"var/lib/dpkg/status": STOCK.replace("16.0", "16.0tf2.17.1-1.bookworm")})
     assert findings(facts(usb, report)) == {}
-    files(usb, **{"var/lib/dpkg/status": STOCK})
+    write(usb, {"var/lib/dpkg/status": STOCK})
     assert findings(facts(usb)) == {}
 
 
@@ -181,7 +145,7 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
 
 def test_no_device(tmp_path: Path) -> None:
     assert findings(facts(tmp_path))["no_device"].severity == "warning"
-    files(tmp_path, **{"dev/apex_0": ""})
+    write(tmp_path, {"dev/apex_0": ""})
     assert "reboot" in findings(facts(tmp_path))["no_device"].hint
 
 
@@ -189,7 +153,7 @@ def test_permission_by_the_step_that_is_missing(usb: Path, monkeypatch: pytest.M
     monkeypatch.setattr(host.os, "access", lambda *_: False)
     assert "udevadm trigger" in findings(facts(usb))["permission"].hint
     assert "usermod -aG plugdev me" in findings(facts(usb, groups=()))["permission"].hint
-    files(usb, **{"etc/udev/rules.d/99-coral.rules": RULES.replace("18d1", "beef")})
+    write(usb, {RULES_FILE: RULES.replace("18d1", "beef")})
     row = findings(facts(usb))["udev"]
     assert row.severity == "error"
     assert problems.USB_RULE in row.hint
@@ -198,12 +162,12 @@ def test_permission_by_the_step_that_is_missing(usb: Path, monkeypatch: pytest.M
 def test_permission_on_pcie(pci: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.os, "access", lambda *_: False)
     assert "usermod -aG apex me" in findings(facts(pci, groups=("plugdev",)))["permission"].hint
-    files(pci, **{"etc/udev/rules.d/99-coral.rules": f"# {RULES}".replace("\n", "\n# ")})
+    write(pci, {RULES_FILE: f"# {RULES}".replace("\n", "\n# ")})
     assert problems.PCI_RULE in findings(facts(pci))["udev"].hint
 
 
 def test_a_rule_for_one_of_both_ids(usb: Path) -> None:
-    files(usb, **{"etc/udev/rules.d/99-coral.rules": RULES.replace("1a6e", "beef")})
+    write(usb, {RULES_FILE: RULES.replace("1a6e", "beef")})
     row = findings(facts(usb))["udev"]
     assert row.severity == "warning"
     assert "1a6e" in row.what
@@ -214,16 +178,9 @@ def test_no_file_in_a_container(usb: Path) -> None:
     assert "docker run --device" in findings(facts(usb))["no_node"].hint
 
 
-def test_no_driver(tmp_path: Path) -> None:
-    root = devices.host(tmp_path, usb=False, node=False)
-    assert "gasket-dkms" in findings(facts(root))["no_driver"].hint
-    files(root, **{"proc/modules": "apex 20480 0 - Live\ngasket 114688 1 apex, Live\n"})
-    assert "dmesg" in findings(facts(root))["no_driver"].hint
-
-
 def test_usb_2_and_a_hub(tmp_path: Path) -> None:
     root = devices.host(tmp_path, speed="480")
-    files(root, **{"etc/udev/rules.d/1.rules": RULES})
+    write(root, {"etc/udev/rules.d/1.rules": RULES})
     assert "480 Mbit/s" in findings(facts(root))["usb_2"].what
     os.rename(root / "sys/bus/usb/devices/1-2", root / "sys/bus/usb/devices/1-2.3")
     assert findings(facts(root))["hub"].severity == "note"
@@ -240,7 +197,7 @@ def test_usb_2_and_a_hub(tmp_path: Path) -> None:
     ],
 )
 def test_temperature_of_the_edge_tpu(celsius: str, kinds: dict[str, str], pci: Path) -> None:
-    files(pci, **{"sys/class/apex/apex_0/temp": celsius})
+    write(pci, {"sys/class/apex/apex_0/temp": celsius})
     assert {kind: row.severity for kind, row in findings(facts(pci)).items()} == kinds
 
 
@@ -254,12 +211,12 @@ def test_temperature_of_the_edge_tpu(celsius: str, kinds: dict[str, str], pci: P
     ],
 )
 def test_power(bits: str, kinds: dict[str, str], usb: Path) -> None:
-    files(usb, **{"sys/devices/platform/soc/soc:firmware/get_throttled": bits})
+    write(usb, {"sys/devices/platform/soc/soc:firmware/get_throttled": bits})
     assert {kind: row.severity for kind, row in findings(facts(usb)).items()} == kinds
 
 
 def test_pages_of_16_kib(usb: Path) -> None:
-    files(usb, **{"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0", "boot/firmware/config.txt": ""})
+    write(usb, {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0", "boot/firmware/config.txt": ""})
     row = findings(facts(usb, page_bytes=16384))["pages"]
     assert row.severity == "warning"
     assert row.hint == "echo kernel=kernel8.img | sudo tee -a /boot/firmware/config.txt && sudo reboot"
@@ -272,7 +229,7 @@ def test_pages_of_16_kib_with_pcie(pci: Path) -> None:
 def test_who_holds_the_device(usb: Path) -> None:
     (usb / "proc/4321/fd").mkdir(parents=True)
     (usb / "proc/4321/fd/7").symlink_to(usb / "dev/bus/usb/002/007")
-    files(usb, **{"proc/4321/comm": "frigate"})
+    write(usb, {"proc/4321/comm": "frigate"})
     row = findings(facts(usb))["busy"]
     assert "frigate (process 4321)" in row.what
     assert row.hint == "kill 4321"
@@ -287,8 +244,8 @@ def test_of_the_host(change: dict[str, Any], kind: str, usb: Path) -> None:
 
 
 def test_memory_and_governor(usb: Path) -> None:
-    files(usb, **{"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 20000 kB\n"})
-    files(usb, **{"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"})
+    write(usb, {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 20000 kB\n"})
+    write(usb, {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"})
     assert list(findings(facts(usb))) == ["memory", "governor"]
 
 

@@ -19,11 +19,7 @@ from deploy.learn import command as learn_command
 from deploy.learn.recognizer import LearnReport, Recognizer
 from deploy.service.serve import _facts, unit
 
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host without an Edge TPU."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @pytest.fixture

@@ -21,11 +21,7 @@ from deploy.learn import learning, learnt_file
 from deploy.learn.learning import LearnSettings
 from deploy.learn.learnt_file import LearntFileError
 
-
-@pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host without an Edge TPU."""
-    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import devices
 import numpy as np
 import pytest
 from detector_files import photo
+from pictures import encoded
 from PIL import Image
 
 from deploy import __main__ as command
@@ -38,13 +39,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jpegs(count: int) -> list[bytes]:
     jpeg_files = []
     for number in range(count):
-        content = io.BytesIO()
-        preview = io.BytesIO()
-        Image.fromarray(photo(9)).save(preview, "JPEG")  # metadata may contain a preview image
-        Image.fromarray(photo(number)).save(
-            content, "JPEG", progressive=number % 2, exif=b"Exif\0\0" + preview.getvalue()[:9000]
-        )
-        jpeg_files.append(content.getvalue())
+        preview = encoded(Image.fromarray(photo(9)), "JPEG")  # metadata may contain a preview image
+        options = {"progressive": number % 2, "exif": b"Exif\0\0" + preview[:9000]}
+        jpeg_files.append(encoded(Image.fromarray(photo(number)), "JPEG", **options))
     return jpeg_files
 
 

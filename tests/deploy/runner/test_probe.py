@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +159,6 @@ def test_what_went_well_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
 def test_the_child_comes_out_of_runner_pyz_too(path: Path, tmp_path: Path) -> None:
     pyz = devices.pyz(tmp_path / "runner.pyz")
     more = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path / "root")}
-    environment = {**devices.environment(**more), "PYTHONPATH": ""}
-    command = [sys.executable, "-W", "error", str(pyz), "run", str(path), "--role", "compiled", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = devices.runner("run", path, "--role", "compiled", "--json", pyz=pyz, **more)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"]["role"] == "compiled"

@@ -124,24 +124,6 @@ def test_objects_are_found_once_and_where_they_are(size: tuple[int, int], channe
     assert answer.labels == ["a", "b", "c"]
 
 
-def test_without_the_rule_for_fragments_they_would_remain() -> None:
-    """The test above is not vacuous: plain non-maximum suppression keeps the fragments."""
-    image = np.zeros((200, 300), np.uint8)
-    image[80:120, 20:280] = 3
-    seen: list[int] = []
-
-    def detector(tile: np.ndarray) -> Detections:
-        seen.append(len(blobs()(tile)))
-        return blobs()(tile)
-
-    assert len(detect(detector, image, Tiles(2, 3, 0.25), SPECIFICATION)) == 1
-    assert sum(seen) == 7
-    fragments = detect(blobs(), image, Tiles(2, 3, 0.25, whole=False), SPECIFICATION)
-    complete = found((0.9, 0.4, 20 / 300, 0.6, 280 / 300))
-    both = found(*[(0.9, *box) for box in (*fragments.boxes.tolist(), *complete.boxes.tolist())])
-    assert len(merged(both, np.zeros(len(both), bool), 0.5, 100)) > 1
-
-
 def test_a_fragment_is_removed_whatever_its_score_unless_the_other_box_is_unsure() -> None:
     complete = (0.6, 0.1, 0.1, 0.3, 0.9)
     fragment = (0.9, 0.1, 0.1, 0.3, 0.3)
