@@ -237,12 +237,18 @@ class _Recovery:
         """Take the next parameters for a step that can do without: if the next weighted sum fits those after them."""
         near = self.steps[index + 1 : index + 1 + _MAX_PASS_DISTANCE]
         following = next((step for step in near if step.kind is StepKind.WEIGHTS), None)
+        geometries = []
+        if following is not None:
+            geometry = geometry_of(following)
+            geometries = [geometry, divided(following, geometry)]
         for queue in self.queues.values():
             if not queue or queue[0].size_bytes not in sizes:
                 continue
-            fits = None if following is None else _both_fit(following)
             others = [other[0] for other in self.queues.values() if other is not queue and other]
-            if fits is None or any(fits(region.size_bytes) for region in (*queue[1 : 1 + _MOST_SKIPPED], *others)):
+            candidates = [*queue[1 : 1 + _MOST_SKIPPED], *others]
+            if following is None or any(
+                fits(geometry, region.size_bytes) for region in candidates for geometry in geometries
+            ):
                 return queue.pop(0)
         return None
 
@@ -350,12 +356,6 @@ def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     if len(values) and exponents.min() >= _SMALLEST_EXPONENT and exponents.max() <= _LARGEST_EXPONENT:
         return ("MUL",) if len(blocks) > 1 else ("MUL", "CONV_2D", "DEPTHWISE_CONV_2D")
     return "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"
-
-
-def _both_fit(step: ProgramStep) -> Callable[[int], bool]:
-    geometry = geometry_of(step)
-    by_tile = divided(step, geometry)
-    return lambda size: fits(geometry, size) or fits(by_tile, size)
 
 
 def layout_text(operator: RecoveredOperator) -> str:

@@ -512,12 +512,9 @@ def _resize(draft: _Draft, size: Any, limits: tuple[float, float], *, letterbox:
     settings = {"size": size, "filter": "bilinear", **({"fit": "letterbox"} if letterbox else {})}
     steps: list[dict[str, Any]] = [{"resize": settings}]
     if tuple(limits) != (0.0, 255.0):
-        steps.append({"scale": {"from": [0, 255], "to": [_plain(limit) for limit in limits]}})
+        values = [int(limit) if float(limit).is_integer() else limit for limit in limits]
+        steps.append({"scale": {"from": [0, 255], "to": values}})
     draft.data["preprocess"] = steps
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if float(value).is_integer() else value
 
 
 def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -204,7 +204,13 @@ def _samples(
     for name, x in inputs:
         if len(x) != count:
             raise DataError(f"array {name!r} has {len(x):,} samples", where=where, allowed=f"{count:,}, as the first")
-    read = _reader([x for _, x in inputs])
+    arrays = [x for _, x in inputs]
+
+    def read(index: int) -> NDArray[Any]:
+        if len(arrays) == 1:
+            return np.asarray(arrays[0][index])
+        return np.concatenate([np.asarray(array[index], np.float32).ravel() for array in arrays])
+
     splits = _splits(where, *split, count) if split else {}
     if labelling is None:
         return Samples(np.zeros(count, np.int64), (), read, splits, divide=at_random, has_labels=False)
@@ -234,13 +240,6 @@ def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tu
             allowed=SHAPES,
             hint=f"set x: {y_name} and y: {x_name} in data.source",
         )
-
-
-def _reader(arrays: Sequence[NDArray[Any]]) -> Callable[[int], NDArray[Any]]:
-    """Return the function from an index to a sample; of several arrays, a row of all their values."""
-    if len(arrays) == 1:
-        return lambda index: np.asarray(arrays[0][index])
-    return lambda index: np.concatenate([np.asarray(array[index], np.float32).ravel() for array in arrays])
 
 
 def _with_arrays(

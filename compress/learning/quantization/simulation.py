@@ -34,7 +34,10 @@ class Simulation:
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = _with_biases(network)
+        # A bias, 0 at first, in every layer that takes a shift.
+        without = [layer.name for layer in network.layers.values() if takes_shift(layer) and len(layer.weights) == 1]
+        zeros = {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in without}
+        self.network = shifted(network, zeros)
         self.points = quantizer_placement.find(self.network)
         self.tensors = {point: tensor for tensor, point in self.points.items()}
         names = fake_quantization.layer_names(self.network, self.points)
@@ -120,12 +123,6 @@ def _rounded_value(points: Mapping[LayerOutput, str], names: Mapping[str, str], 
     point = points[tensor]
     calls = [other for other, name in points.items() if name == point]
     return LayerOutput(names[point], calls.index(tensor))
-
-
-def _with_biases(network: Network) -> Network:
-    """Return the network with a bias, 0 at first, in every layer that takes a shift."""
-    added = [layer.name for layer in network.layers.values() if takes_shift(layer) and len(layer.weights) == 1]
-    return shifted(network, {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in added})
 
 
 def takes_shift(layer: Layer) -> bool:

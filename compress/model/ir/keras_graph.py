@@ -143,7 +143,11 @@ class Network:
             moved: tensors whose readers read another tensor instead.
         """
         merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}
-        follow = {tensor: _follow(tensor, moved) for tensor in moved}
+        follow = {}
+        for tensor, target in moved.items():
+            while target in moved:
+                target = moved[target]
+            follow[tensor] = target
         return replace(
             self,
             layers={name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()},
@@ -186,12 +190,6 @@ def used_calls(network: Network) -> set[tuple[str, int]]:
             used.add((tensor.layer, tensor.call))
             waiting += network.layers[tensor.layer].inputs(tensor.call)
     return used
-
-
-def _follow(tensor: LayerOutput, moved: Mapping[LayerOutput, LayerOutput]) -> LayerOutput:
-    while tensor in moved:
-        tensor = moved[tensor]
-    return tensor
 
 
 def tensors_in(structure: Any) -> Iterator[LayerOutput]:

@@ -63,6 +63,11 @@ class Quantization:
         """Whether the tensor has more than one scale."""
         return len(self.scale) > 1
 
+    @property
+    def first_zero_point(self) -> int:
+        """The zero point of the first scale; 0 in a file without zero points."""
+        return self.zero_point[0] if self.zero_point else 0
+
     @cached_property
     def one_scale(self) -> bool:
         """Whether all scales are equal."""

@@ -269,7 +269,10 @@ class SettingsSearch:
         title = f"trial {record.number} {title}"
         self._trials_run += 1
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
-        self._refuse_failing(record)
+        # -1 after the first trial of this process that has worked.
+        self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
+        if self._failures == FIRST_FAILURES:
+            raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
         return True
 
     def _waits_for(self, running: Sequence[TrialRecord]) -> bool:
@@ -282,16 +285,6 @@ class SettingsSearch:
             self._waiting = True
         time.sleep(POLL_S)
         return True
-
-    def _refuse_failing(self, record: TrialRecord) -> None:
-        """Refuse to go on if nothing has worked since this process began.
-
-        Raises:
-            StageError: the first trials failed.
-        """
-        self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
-        if self._failures == FIRST_FAILURES:
-            raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
 
     def _why_exhausted(self, records: Sequence[TrialRecord]) -> str:
         """Return why there is probably nothing new to try; "" if there is."""
