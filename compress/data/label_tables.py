@@ -11,9 +11,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from compress.core.errors import DataError
+from compress.core.errors import DataError, nearest
 from compress.core.settings import Settings
-from compress.core.suggestions import nearest
 from compress.data import labels, tables
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import numpy_files
 from compress.core.errors import DataError, ModelError, reason_of
+from compress.core.files import NUMPY_ERRORS, array_headers
 from compress.data.preprocessed import RANGES, Range
 
 if TYPE_CHECKING:
@@ -350,6 +350,6 @@ def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
 def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays of an .npz file."""
     try:
-        return {name: shape for name, (shape, _) in numpy_files.headers(path).items()}
-    except (OSError, *numpy_files.ERRORS) as error:
+        return {name: shape for name, (shape, _) in array_headers(path).items()}
+    except (OSError, *NUMPY_ERRORS) as error:
         raise DataError(f"is not a usable .npz file: {reason_of(error)}", where=str(path)) from error

@@ -15,7 +15,7 @@ from compress.core.artifact import Artifact, Facts
 from compress.core.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.core.files import file_digest
 from compress.core.measurement import COSTS, SIZES, Measurement, Measurements, missing, ratio
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry

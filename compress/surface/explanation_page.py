@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.report import html
 from compress.report.blocks import Block, Cell, Details, Figure, Pairs, Section, Table, Text, missing, table
 from compress.report.program_chart import Band, Mark, Occupied, program_chart

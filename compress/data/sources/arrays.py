@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.core import numpy_files
 from compress.core.errors import DataError
+from compress.core.files import NUMPY_ERRORS
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
@@ -105,7 +105,7 @@ class Npz(ArraySource):
                     stored = file.files
         except OSError as error:
             raise files.unreadable(error, self.file) from error
-        except numpy_files.ERRORS as error:
+        except NUMPY_ERRORS as error:
             raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
         for name in names:
             if name not in arrays:
@@ -174,7 +174,7 @@ def _mapped(path: Path) -> NDArray[Any]:
             return np.memmap(stream, dtype, "r", stream.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
         except OSError as error:
             raise files.unreadable(error, path) from error
-        except (*numpy_files.ERRORS, OverflowError, RecursionError) as error:
+        except (*NUMPY_ERRORS, OverflowError, RecursionError) as error:
             raise DataError(f"is not a usable .npy file: {error}", where=str(path), hint="write it again") from error
 
 

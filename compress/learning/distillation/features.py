@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.errors import ModelError
-from compress.core.suggestions import listing, nearest
+from compress.core.errors import ModelError, listing, nearest
 from compress.data.types import Data
 from compress.learning.distillation.settings import Features
 from compress.learning.distillation.teachers import Teacher, TeacherOutput

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from compress.learning.quantization import equalization, fake_quantization, quantizer_placement
 from compress.learning.quantization.activation_statistics import batches
-from compress.learning.quantization.fidelity import flattened
 from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, shifted
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
-from compress.model.ir.tensorflow import batch_signature, keras, run, set_weights
+from compress.model.ir.tensorflow import batch_signature, flattened, keras, run, set_weights
 
 Samples = NDArray[np.float32]
 

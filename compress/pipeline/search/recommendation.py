@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compress.core.errors import listing
 from compress.core.measurement import SIZES, Metric
-from compress.core.suggestions import listing
 from compress.pipeline.schema import Budget, Pipeline
 from compress.pipeline.search.goals import LATENCY, Goals, Limit, front, is_cost, losses
 from compress.pipeline.yaml_file import Document

@@ -14,8 +14,7 @@ from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError, StageError, StoreError
 from compress.core.files import digest_of, explain, write_atomically
 from compress.core.measurement import Measurement
-from compress.core.resources import manual
-from compress.core.version import __version__
+from compress.core.resources import __version__, manual
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.search.early_stop import expected

@@ -22,7 +22,7 @@ from compress.core import memory
 from compress.core.files import explain
 from compress.core.progress import Phase, Progress, RunStep
 from compress.core.progress.tracker import Reading, Tracker
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.surface.cli.output import discard
 from deploy.contract import printable
 

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core import sandbox
-from compress.core.errors import ModelError, cause_of
-from compress.core.suggestions import listing, nearest
+from compress.core.errors import ModelError, cause_of, listing, nearest
 from compress.model.importers.common import verification
 from compress.model.importers.common.batches import HINT, BatchError
 from compress.model.importers.common.unsupported import carrying, listed
