@@ -421,7 +421,10 @@ _MAX_PARTS = 8
 def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
     """Return for each step, and each of its `sources`, the steps that wrote it; none if no step did."""
     targets = [step.target for step in steps]
-    signatures = [_signature(step) for step in steps]
+    signatures: list[tuple[object, ...]] = []  # equal in all steps of one operator
+    for step in steps:
+        shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
+        signatures.append((step.kind, step.constants, shape))
     reads: list[list[list[int]]] = []
     last_reader = [-1] * len(steps)
     for index, step in enumerate(steps):
@@ -435,12 +438,6 @@ def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
         for writer in (step_index for source in sources for step_index in source):
             last_reader[writer] = index
     return reads
-
-
-def _signature(step: ProgramStep) -> tuple[object, ...]:
-    """Return what is equal in all steps of one operator."""
-    shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
-    return step.kind, step.constants, shape
 
 
 def _other_parts(

@@ -85,7 +85,10 @@ def input_map(preprocessing: Preprocessing, height: int, width: int) -> AffineMa
                 raise PreprocessingError(str(error), index)
             rows = _axis_map(height, placement.source[0::2], placement.target[0::2], placement.size[0])
             columns = _axis_map(width, placement.source[1::2], placement.target[1::2], placement.size[1])
-            total = _followed_by(total, AffineMap((rows[0], columns[0]), (rows[1], columns[1])))
+            total = AffineMap(
+                (total.scale[0] * rows[0], total.scale[1] * columns[0]),
+                (total.shift[0] * rows[0] + rows[1], total.shift[1] * columns[0] + columns[1]),
+            )
             height, width = placement.size
         elif not isinstance(step, KEEPING):
             raise _without_positions(step, index)
@@ -142,10 +145,3 @@ def _axis_map(length: int, source: Tuple[int, ...], target: Tuple[int, ...], siz
     """
     ratio = target[1] / source[1]
     return length * ratio / size, (target[0] - source[0] * ratio) / size
-
-
-def _followed_by(first: AffineMap, second: AffineMap) -> AffineMap:
-    """Return the map that applies the first one and then the second one."""
-    scale = (first.scale[0] * second.scale[0], first.scale[1] * second.scale[1])
-    shift = tuple(outer * inner + more for outer, inner, more in zip(second.scale, first.shift, second.shift))
-    return AffineMap(scale, (shift[0], shift[1]))

@@ -6,7 +6,7 @@ rounds the same tensors to the same steps as the .tflite file. Only the rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -43,7 +43,10 @@ class Simulation:
         start = QuantizationPlan(dict.fromkeys(self.tensors, (-1.0, 1.0)), "")
         rounding = fake_quantization.insert(self.network, self.points, start, self.tensors.keys())
         outputs = list(tensors_in(rounding.outputs))
-        values = [_rounded_value(self.points, names, tensor) for tensor in self.tensors.values()]
+        values = []
+        for point, tensor in self.tensors.items():  # tensors of one point are the calls of its quantizer, in order
+            calls = [other for other, name in self.points.items() if name == point]
+            values.append(LayerOutput(names[point], calls.index(tensor)))
         self.model = build(subnetwork(fake_quantization.switched(rounding), [*outputs, *values]))
         self._output_count = len(outputs)
         self._layers = {layer.name: layer for layer in self.model.operations}
@@ -115,13 +118,6 @@ class Simulation:
         import tensorflow
 
         return [tensorflow.constant(part) for part in batches(self.network, samples)]
-
-
-def _rounded_value(points: Mapping[LayerOutput, str], names: Mapping[str, str], tensor: LayerOutput) -> LayerOutput:
-    """Return the output of the quantizer that rounds a tensor; tensors of one point are its calls, in order."""
-    point = points[tensor]
-    calls = [other for other, name in points.items() if name == point]
-    return LayerOutput(names[point], calls.index(tensor))
 
 
 def takes_shift(layer: Layer) -> bool:

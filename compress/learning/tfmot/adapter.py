@@ -433,8 +433,12 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     after_norm = {norm.inputs()[0]: LayerOutput(norm.name) for norm in norms}
     behind = {after_norm.get(tensor, tensor): name for tensor, name in points.items()}
     names = {layer: name for name, layer in fake_quantization.layer_names(network, behind).items()}
-    redundancies = weight_sparsity.by_layer(network)
-    preserved = {name: _preserved(network.layers[name], redundancy) for name, redundancy in redundancies.items()}
+    preserved: dict[str, str] = {}
+    for name, redundancy in weight_sparsity.by_layer(network).items():
+        kept = ["zeros"] if redundancy.sparse else []
+        if redundancy.clustered and network.layers[name].kind not in CHANNELWISE:  # tfmot does not cluster those
+            kept.append("clusters")
+        preserved[name] = " and ".join(kept)
     rounded: dict[str, Any] = {}
     refused: list[Layer] = []
 
@@ -460,12 +464,6 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
         for end, value in zip(("min_var", "max_var"), plan.ranges[name], strict=True):
             layer.quantizer_vars[end].assign(value)
     return Prepared(network, rebuilt, plan, rounded, {name: what for name, what in preserved.items() if what})
-
-
-def _preserved(layer: Layer, redundancy: weight_sparsity.Redundancy) -> str:
-    """Return the pattern of a kernel that the training keeps; tfmot does not cluster CHANNELWISE kernels."""
-    parts = {"zeros": redundancy.sparse, "clusters": redundancy.clustered and layer.kind not in CHANNELWISE}
-    return " and ".join(name for name, there in parts.items() if there)
 
 
 def _registry(preserved: str) -> Any:

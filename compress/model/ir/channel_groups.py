@@ -288,17 +288,13 @@ def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> La
     if spec.kernels:
         return _with_narrower_kernels(layer, inputs, outputs)
     if spec.channels == "preserves" and spec.weights_by_channel:
-        return replace(layer, weights=tuple(_along_channels(weight, outputs) for weight in layer.weights))
+        along_channels = (len(outputs),)
+        weights = (weight[..., outputs] if weight.shape[-1:] == along_channels else weight for weight in layer.weights)
+        return replace(layer, weights=tuple(weights))
     if "target_shape" in layer.config:
         shape = network.shapes[LayerOutput(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(outputs.sum())])
     return layer
-
-
-def _along_channels(weight: NDArray[Any], kept: Mask) -> NDArray[Any]:
-    """Return the weights of the kept channels; an array that does not run along the channels stays."""
-    runs_along = bool(weight.shape) and weight.shape[-1] == len(kept)
-    return weight[..., kept] if runs_along else weight
 
 
 def _with_narrower_kernels(layer: Layer, inputs: Mask, outputs: Mask) -> Layer:

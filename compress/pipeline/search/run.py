@@ -267,7 +267,13 @@ class SettingsSearch:
             return True
         title = f"trial {record.number} {title}"
         self._trials_run += 1
-        self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
+        counted.append(record)
+        timed = [trial.seconds for trial in counted if trial.seconds]
+        trials_left = self._plan.trials - len(counted)
+        time_left = ""
+        if trials_left and timed:
+            time_left = f"; about {seconds(sum(timed) / len(timed) * trials_left)} left"
+        self._show(f"{title}: {self._in_words(record)}{time_left}")
         # -1 after the first trial of this process that has worked.
         self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
         if self._failures == FIRST_FAILURES:
@@ -333,11 +339,6 @@ class SettingsSearch:
             text += f" (violates {', '.join(violated)})"
         settings = ", ".join(f"{name} {search_page.value_text(value)}" for name, value in record.settings.items())
         return f"{text}; {settings}; {seconds(record.seconds)}"
-
-    def _time_left(self, counted: Sequence[TrialRecord]) -> str:
-        timed = [record.seconds for record in counted if record.seconds]
-        left = self._plan.trials - len(counted)
-        return f"; about {seconds(sum(timed) / len(timed) * left)} left" if left and timed else ""
 
     def _completed(self, trial: TrialRecord, title: str) -> FrontPoint:
         """Return a point of the front after its complete run."""
