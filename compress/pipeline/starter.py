@@ -367,7 +367,7 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
     elif rank in (1, 2) and task.one_vector:
         draft.model = {"builder": "conv_1d"}
         draft.comments["model"] = "1-D convolutions over time, for sound and motion"
-        _series(draft, data, shapes)
+        _series(draft, data)
     else:
         raise DataError(
             f"no builder is suggested for samples {list(shapes[0])} and the task {task.name}",
@@ -516,7 +516,7 @@ def _resize(draft: _Draft, size: Any, limits: tuple[float, float], *, letterbox:
     draft.data["preprocess"] = steps
 
 
-def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> None:
+def _series(draft: _Draft, data: Dataset) -> None:
     ((name, settings),) = draft.data["source"].items()
     if name == "wav":
         rate, seconds = settings["rate"], settings["seconds"]

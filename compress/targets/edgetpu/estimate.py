@@ -166,7 +166,7 @@ def _estimate(
     bus = constants.hosts[host]
     on_tpu = {op.index for op in checked.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
-    traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
+    traffic = _bus_traffic(graph, on_tpu, layers, checked, compiled)
     prediction = latency.predict(layers, traffic, constants, host, clock)
     if not layers:
         parts = dict.fromkeys(prediction.parts, 0.0)
@@ -278,7 +278,6 @@ def _bus_traffic(
     on_tpu: set[int],
     layers: Sequence[ArrayLayer],
     checked: Check,
-    target: Target,
     compiled: Inspection | None,
 ) -> BusTraffic:
     """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
