@@ -109,7 +109,7 @@ def repeated_softmax(network: Network) -> tuple[str, str] | None:
             continue
         source = last.inputs(tensor.call)[0]
         while spec_of(network.layers[source.layer]).output_range == "input":  # a reshape, for example
-            source = network.layers[source.layer].inputs(source.call)[0]
+            source = network.sources(source)[0]
         before = network.layers[source.layer]
         if _applies_softmax(before):
             return before.name, last.name

@@ -308,13 +308,9 @@ def _ancestors(network: Network, output: LayerOutput) -> list[LayerOutput]:
     waiting = [output]
     for _ in range(MAX_OPERATORS):
         elementwise = (tensor for tensor in waiting if _elementwise(network, tensor))
-        waiting = list(dict.fromkeys(source for tensor in elementwise for source in _sources(network, tensor)))
+        waiting = list(dict.fromkeys(source for tensor in elementwise for source in network.sources(tensor)))
         ancestors.update(dict.fromkeys(waiting))
     return list(ancestors)
-
-
-def _sources(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    return network.layers[tensor.layer].inputs(tensor.call)
 
 
 def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -> frozenset[Call] | None:
@@ -328,7 +324,7 @@ def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -
         if not _elementwise(network, tensor) or len(calls) >= MAX_OPERATORS:
             return None
         calls.add((tensor.layer, tensor.call))
-        waiting += _sources(network, tensor)
+        waiting += network.sources(tensor)
     return frozenset(calls)
 
 

@@ -100,6 +100,10 @@ class Network:
                     readers.setdefault(tensor, []).append((layer.name, call))
         return readers
 
+    def sources(self, tensor: LayerOutput) -> list[LayerOutput]:
+        """Return the tensors from which a layer computes a tensor."""
+        return self.layers[tensor.layer].inputs(tensor.call)
+
     def outputs_by_call(self) -> dict[tuple[str, int], list[LayerOutput]]:
         """Return for each call (layer, number) its outputs, in order."""
         outputs: dict[tuple[str, int], list[LayerOutput]] = {}
@@ -188,7 +192,7 @@ def used_calls(network: Network) -> set[tuple[str, int]]:
         tensor = waiting.pop()
         if (tensor.layer, tensor.call) not in used:
             used.add((tensor.layer, tensor.call))
-            waiting += network.layers[tensor.layer].inputs(tensor.call)
+            waiting += network.sources(tensor)
     return used
 
 

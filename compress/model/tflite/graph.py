@@ -196,7 +196,7 @@ class Graph:
         signatures = self.source.signatureDefs or []
         if len(signatures) != 1 or len(self.outputs) < 2:
             return {}
-        return {int(entry.tensorIndex): _text(entry.name or "") for entry in signatures[0].outputs or []}
+        return {int(entry.tensorIndex): text_of(entry.name or "") for entry in signatures[0].outputs or []}
 
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
@@ -364,7 +364,8 @@ def _names(enumeration: Any) -> dict[int, str]:
     return {number: name for name, number in vars(enumeration).items() if not name.startswith("_")}
 
 
-def _text(stored: Any) -> str:
+def text_of(stored: Any) -> str:
+    """Return a string of the file, which the reader gives as bytes or as text."""
     return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
 
 
@@ -374,7 +375,7 @@ def _operator_code(code: Any, names: dict[int, str]) -> tuple[str, bool, int]:
     limits.check_version(code.version)
     name = names.get(number, f"BUILTIN_{number}")
     if name == "CUSTOM":
-        return _text(code.customCode), True, code.version
+        return text_of(code.customCode), True, code.version
     return name, False, code.version
 
 
@@ -398,7 +399,7 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
         limits.check_quantization(index, dtype, shape, scale, zero_point, axis)
     return Tensor(
         index,
-        _text(tensor.name or ""),
+        text_of(tensor.name or ""),
         dtype,
         shape,
         any(size < 0 for size in _integers(tensor.shapeSignature)[1:]),
