@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compress.core.version import __version__
+from compress.core.resources import __version__
 
 if TYPE_CHECKING:
     from compress.surface.api import (

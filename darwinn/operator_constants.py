@@ -108,7 +108,7 @@ def is_activation(tensor: Tensor) -> bool:
 def unsigned_zero_point(tensor: Tensor) -> int:
     """Return the first zero point of a quantized tensor as that of uint8."""
     quantization = tensor.quantization
-    stored = quantization.zero_point[0] if quantization and quantization.zero_point else 0
+    stored = quantization.first_zero_point if quantization else 0
     return stored + (INT8_OFFSET if tensor.dtype == "INT8" else 0)
 
 

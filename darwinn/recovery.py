@@ -237,12 +237,18 @@ class _Recovery:
         """Take the next parameters for a step that can do without: if the next weighted sum fits those after them."""
         near = self.steps[index + 1 : index + 1 + _MAX_PASS_DISTANCE]
         following = next((step for step in near if step.kind is StepKind.WEIGHTS), None)
+        geometries = []
+        if following is not None:
+            geometry = geometry_of(following)
+            geometries = [geometry, divided(following, geometry)]
         for queue in self.queues.values():
             if not queue or queue[0].size_bytes not in sizes:
                 continue
-            fits = None if following is None else _both_fit(following)
             others = [other[0] for other in self.queues.values() if other is not queue and other]
-            if fits is None or any(fits(region.size_bytes) for region in (*queue[1 : 1 + _MOST_SKIPPED], *others)):
+            candidates = [*queue[1 : 1 + _MOST_SKIPPED], *others]
+            if following is None or any(
+                fits(geometry, region.size_bytes) for region in candidates for geometry in geometries
+            ):
                 return queue.pop(0)
         return None
 
@@ -352,12 +358,6 @@ def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     return "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"
 
 
-def _both_fit(step: ProgramStep) -> Callable[[int], bool]:
-    geometry = geometry_of(step)
-    by_tile = divided(step, geometry)
-    return lambda size: fits(geometry, size) or fits(by_tile, size)
-
-
 def layout_text(operator: RecoveredOperator) -> str:
     """Return the layout of an operator's parameters as text; "" if it is not confirmed."""
     if operator.geometry is None or not operator.parameters:
@@ -421,7 +421,10 @@ _MAX_PARTS = 8
 def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
     """Return for each step, and each of its `sources`, the steps that wrote it; none if no step did."""
     targets = [step.target for step in steps]
-    signatures = [_signature(step) for step in steps]
+    signatures: list[tuple[object, ...]] = []  # equal in all steps of one operator
+    for step in steps:
+        shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
+        signatures.append((step.kind, step.constants, shape))
     reads: list[list[list[int]]] = []
     last_reader = [-1] * len(steps)
     for index, step in enumerate(steps):
@@ -435,12 +438,6 @@ def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
         for writer in (step_index for source in sources for step_index in source):
             last_reader[writer] = index
     return reads
-
-
-def _signature(step: ProgramStep) -> tuple[object, ...]:
-    """Return what is equal in all steps of one operator."""
-    shape = pass_shape(geometry_of(step)) if step.kind is StepKind.WEIGHTS else ()
-    return step.kind, step.constants, shape
 
 
 def _other_parts(

@@ -15,7 +15,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from compress.model.tflite.graph import Graph, Tensor
+from compress.model.tflite.graph import Graph, Tensor, text_of
 from compress.model.tflite.verifier import Allowance
 from darwinn.compiled_file import MODEL_SUBGRAPHS, CompiledFile
 from darwinn.operator_constants import unsigned_zero_point
@@ -192,7 +192,7 @@ def replace_metadata(
     before, after = _metadata(old), _metadata(new)
     problems = []
     for entry in file.graph.source.metadata or []:
-        name = _text(entry.name)
+        name = text_of(entry.name)
         if before.get(name) == after.get(name):
             continue
         extent = model.item(_MODEL_BUFFERS, entry.buffer).extent(_BUFFER_DATA)
@@ -207,15 +207,11 @@ def replace_metadata(
     return problems
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
 def _metadata(graph: Graph) -> dict[str, bytes]:
     entries = {}
     for entry in graph.source.metadata or []:
         data = graph.source.buffers[entry.buffer].data
-        entries[_text(entry.name)] = b"" if data is None else np.asarray(data, np.uint8).tobytes()
+        entries[text_of(entry.name)] = b"" if data is None else np.asarray(data, np.uint8).tobytes()
     return entries
 
 

@@ -87,7 +87,9 @@ def _traversal(bits: int, position: int) -> Traversal:
     loops, passed, second = [], 0, 0
     for index in range(_LOOPS):
         entry = bits >> position + _START_BITS + _LOOP_BITS * index
-        step = _signed(entry & (1 << _STEP_BITS) - 1)
+        step = entry & (1 << _STEP_BITS) - 1
+        if step >> _STEP_BITS - 1:  # negative, in two's complement
+            step -= 1 << _STEP_BITS
         repeated = entry >> _STEP_BITS & (1 << _LIMIT_BITS) - 1
         stride = step + passed
         passed += stride * repeated
@@ -96,7 +98,3 @@ def _traversal(bits: int, position: int) -> Traversal:
         if repeated:
             loops.append(Loop(stride, repeated + 1))
     return Traversal(start & (1 << _ADDRESS_BITS) - 1, tuple(loops), mode, second)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << _STEP_BITS) if value >> _STEP_BITS - 1 else value

@@ -348,7 +348,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         _progress("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
+        # Python would report the closed pipe again at its end.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
         return EXIT_PIPE
     except OSError as error:
         from deploy.contract.errors import file_error
@@ -396,13 +399,6 @@ def _execute(arguments: Arguments) -> int:
         return EXIT_UNSOUND if result.get("sound") is False else 0
     _progress(str(error))
     return error.exit_code
-
-
-def _discard_stdout() -> None:
-    """Let nothing be written to stdout any more: Python would report the closed pipe again at its end."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 def _fail(arguments: Arguments, error: Result, text: str) -> int:

@@ -13,9 +13,9 @@ import pytest
 import tiny
 from blobs import Blobs, context
 
-from compress.core.execution import Execution
 from compress.core.profiling import Profile, TrainingTimes
 from compress.core.progress import Phase, SilentProgress
+from compress.learning.context import Execution
 from compress.learning.training import batches as preparation
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training.callbacks import TrainingTimer

@@ -136,15 +136,12 @@ class _Head:
         """Return the tensors of a part, in the order of the maps."""
         return [tensor for _, tensor in sorted(self._parts[part], key=lambda item: item[0])]
 
-    def _width(self, part: str) -> int:
-        sizes = zip(self.detector.specification["tensors"], self.detector.output_sizes(self._columns), strict=True)
-        return next(width for entry, (_, width) in sizes if entry["part"] == part)
-
     # --- in float32 ----------------------------------------------------------------------
 
     def joined(self, part: str) -> int:
         """Return a float32 tensor [n, values] with a part of all maps."""
-        width = self._width(part)
+        sizes = zip(self.detector.specification["tensors"], self.detector.output_sizes(self._columns), strict=True)
+        width = next(width for entry, (_, width) in sizes if entry["part"] == part)
         rows = []
         for tensor in self._of(part):
             values = tensor.index

@@ -17,7 +17,7 @@ from compress.bundling import recognition
 from compress.bundling.recognition import RecognitionSettings
 from compress.core.errors import StageError
 from compress.core.progress import SILENT, Phase, Progress
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.data.splits import spread
 from compress.data.types import Data
 from compress.model.tflite import float_graph, graph

@@ -134,7 +134,7 @@ class _Outputs:
         """The function from embeddings to logits; None: there is none."""
         if self.dense is not None or self.embedding_index is None:
             return self.dense
-        samples, labels = self.reference_rows("train", self._packing.recognition.references)
+        samples, labels = self.reference_rows(self._packing.recognition.references)
         if not len(samples):
             return None
         vectors = self.tensor.real(samples)
@@ -174,13 +174,13 @@ class _Outputs:
         part: Rows = self._model.output_layout.parts(rows)[self.embedding_index].astype(self.tensor.dtype)
         return part
 
-    def reference_rows(self, split: Split, per_class: int) -> tuple[Rows, NDArray[np.int64]]:
-        """Return the embeddings of the first samples of each class of a split, and their labels."""
-        labels = self.data.labels(split)
+    def reference_rows(self, per_class: int) -> tuple[Rows, NDArray[np.int64]]:
+        """Return the embeddings of the first training samples of each class, and their labels."""
+        labels = self.data.labels("train")
         chosen = np.concatenate([np.flatnonzero(labels == number)[:per_class] for number in np.unique(labels)])
         if not len(chosen):
             return np.zeros((0, int(np.prod(self.tensor.shape))), self.tensor.dtype), labels[:0]
-        rows = np.concatenate([self.run(sample) for sample in self.data.inputs(split)[chosen]])
+        rows = np.concatenate([self.run(sample) for sample in self.data.inputs("train")[chosen]])
         return self.embeddings(rows), labels[chosen]
 
     def logits(self, rows: Rows) -> NDArray[np.float64]:
@@ -201,7 +201,7 @@ def _embedding(outputs: _Outputs, per_class: int) -> tuple[dict[str, Any], dict[
     references = {}
     rows, labels = outputs.stored("validation")
     validation = outputs.embeddings(rows[:MAX_VALIDATION]), labels[:MAX_VALIDATION]
-    rows_of_splits = {"training": outputs.reference_rows("train", per_class), "validation": validation}
+    rows_of_splits = {"training": outputs.reference_rows(per_class), "validation": validation}
     for split, (vectors, classes) in rows_of_splits.items():
         files = {"embeddings": f"references-{split}.npy", "labels": f"references-{split}-labels.npy"}
         arrays |= {files["embeddings"]: vectors, files["labels"]: classes.astype(np.int64)}

@@ -1,4 +1,4 @@
-"""Every error that a user can cause, and its exit code.
+"""Every error that a user can cause, its exit code, and parts of its message.
 
 ::
 
@@ -22,7 +22,9 @@ finds on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 EXIT_PARTLY = 9
@@ -56,6 +58,29 @@ def cause_of(error: BaseException) -> str:
         lines = [line for line in lines[1:] if re.match(STACKS[lines[0]], line)] or lines[-1:]
     line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])
     return line if len(line) <= LONGEST_CAUSE else f"{line[:LONGEST_CAUSE]}..."
+
+
+MAX_SHOWN = 100
+"""A longer value would make a message longer than two lines of a terminal."""
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: as in YAML, on one line, shortened."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` if a known word is similar, otherwise an empty string."""
+    import difflib  # it is only needed for messages
+
+    close = difflib.get_close_matches(str(word).lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def listing(words: Sequence[str]) -> str:
+    """Return words for an `allowed:` clause."""
+    return ", ".join(words) if words else "nothing"
 
 
 class CorallineError(Exception):

@@ -1,4 +1,4 @@
-"""Files: digests, atomic writes, and errors of the operating system as messages."""
+"""Files: digests, atomic writes, errors of the operating system as messages, and numpy files of unknown origin."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ import json
 import os
 import shutil
 import tempfile
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import StoreError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUMPY_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+)
+"""Exceptions of zipfile and numpy for damaged files, besides OSError; numpy evaluates the header of an array."""
 
 
 def digest_of(value: Any) -> str:
@@ -120,3 +140,25 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and data type of each array in an .npz file.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        NUMPY_ERRORS: it is damaged.
+    """
+    import numpy as np
+
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as stream:
+                version = np.lib.format.read_magic(stream)
+                read = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read = np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+                arrays[name.removesuffix(".npy")] = shape, dtype
+    return arrays

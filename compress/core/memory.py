@@ -99,8 +99,11 @@ def _nested(base: Path, name: str, names: tuple[str, str, str]) -> Iterator[tupl
     steps = [step for step in name.split("/") if step not in ("", ".", "..")]
     for count in range(len(steps), -1, -1):
         folder = base.joinpath(*steps[:count])
-        limit, used = (_number(folder / file) for file in names[:2])
-        if limit is None or used is None or limit >= UNLIMITED:
+        texts = [_text(folder / file).strip() for file in names[:2]]
+        if not all(text.isascii() and text.isdigit() for text in texts):  # "max", or no such file
+            continue
+        limit, used = (int(text) for text in texts)
+        if limit >= UNLIMITED:
             continue
         reclaimable = _fields(folder / "memory.stat").get(names[2], 0)
         yield limit, max(used - reclaimable, 0)
@@ -111,12 +114,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a file; None for "max", and without such a file."""
-    text = _text(path).strip()
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:

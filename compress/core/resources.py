@@ -1,8 +1,15 @@
-"""The folders models/, calibration_data/ and docs/: next to the package in a clone, inside it in a wheel."""
+"""The version of this distribution, and its folders models/, calibration_data/ and docs/: next to the package in a
+clone, inside it in a wheel."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
+
+try:
+    __version__ = importlib.metadata.version("coralline")
+except importlib.metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -277,7 +277,7 @@ class Dataset:
     @property
     def observed(self) -> list[str]:
         """Notes on what is unusual about the samples that were decoded so far. After a run they depend on what was in
-        the store; `compress.data.examine` decodes all."""
+        the store; `compress.data.summary.examine` decodes all."""
         return list(self._samples.observed())
 
     def summary(self) -> Facts:

@@ -11,9 +11,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from compress.core.errors import DataError
+from compress.core.errors import DataError, nearest
 from compress.core.settings import Settings
-from compress.core.suggestions import nearest
 from compress.data import labels, tables
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS
@@ -146,7 +145,10 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     missing: list[DataError] = []
     with tree.open(settings.table) as stream:
         content = tables.CsvTable(stream, where)
-        split_column = settings.split or (None if table.split else _split_column(content.header))
+        split_column = settings.split
+        if not split_column and not table.split:
+            candidates = [name for name in content.header if name.strip().lower() == "split"]
+            split_column = "split" if "split" in candidates else next(iter(candidates), None)
         columns = [settings.file, *table.label_columns, *filter(None, (split_column, settings.group))]
         for number, (file, *more) in content.columns(columns):
             line = f"{where}, line {number}"
@@ -198,12 +200,6 @@ def _split_and_group(cells: Sequence[str], has_split: bool, line: str) -> tuple[
     if group:
         labels.check(group, line, "group")
     return split, group
-
-
-def _split_column(header: Sequence[str]) -> str | None:
-    """Return the name of the column `split`, in upper or lower case; None without one."""
-    candidates = [name for name in header if name.strip().lower() == "split"]
-    return "split" if "split" in candidates else next(iter(candidates), None)
 
 
 def recognize(

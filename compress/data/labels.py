@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.errors import DataError
-from compress.core.suggestions import nearest
+from compress.core.errors import DataError, nearest
 from compress.data.types import SPLITS, Split
 
 SPLIT_WORDS: dict[str, Split] = {

@@ -13,10 +13,14 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compress.core.errors import DataError
 from compress.core.files import explain, write_atomically
 from compress.data import files
+
+if TYPE_CHECKING:
+    from compress.data.source import Source
 
 MAX_BYTES = 256 << 20
 """Chosen: about two million files, with 64 characters of the digest and a path for each."""
@@ -44,11 +48,27 @@ def verify(path: Path, digests: Mapping[Path, str]) -> None:
         )
 
 
+def write_for(source: Source, path: Path) -> int:
+    """Write the checksums of all files of a source, and return the number of files.
+
+    Raises:
+        DataError: the source does not read files, or a file has a name that a manifest cannot hold.
+        StoreError: the manifest cannot be written.
+    """
+    paths = source.files()
+    if not paths:
+        raise DataError("does not come from files", where=f"data.source.{source.name}")
+    digests = files.digests(paths)
+    write(path, {paths[name]: digest for name, digest in digests.items()})
+    return len(digests)
+
+
 def write(path: Path, digests: Mapping[Path, str]) -> None:
     """Write a manifest.
 
     Raises:
         DataError: a file has a name that it cannot hold.
+        StoreError: it cannot be written.
     """
     names = sorted((_relative(file, path), digest) for file, digest in digests.items())
     lines = ["[sha256]", *(f'{json.dumps(name, ensure_ascii=False)} = "{digest}"' for name, digest in names)]

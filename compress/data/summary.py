@@ -1,17 +1,24 @@
-"""The summary of a data set, for people who check it before a run."""
+"""The summary and the examination of a data set, for people who check it before a run (`python -m compress data`)."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
+from compress.core.errors import DataError
+from compress.core.progress import Progress
 from compress.data.source import MAX_NAMED
 from compress.data.splits import spread
 from compress.data.types import SPLITS, Data
 from deploy.contract.image_geometry import NO_CLASS
+
+if TYPE_CHECKING:
+    from compress.data.dataset import Dataset
+
+SCHEMA_VERSION = 1
 
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
@@ -41,6 +48,37 @@ class Described(Data, Protocol):
     @property
     def has_objects(self) -> bool:
         """Whether the samples have objects with boxes."""
+
+
+def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
+    """Read and preprocess every sample as a run would, and summarize the data.
+
+    Returns:
+        Plain values: `classes`, the data's summary with everything that cannot be read, and `refused`: what else a run
+        would refuse. And whether a run would refuse the data.
+
+    Raises:
+        DataError: the data is missing, or not what it should be.
+    """
+    tolerant = data.tolerant()
+    tolerant.work_in(None, progress)
+    refused = []
+    for split in SPLITS:
+        try:
+            tolerant.try_out(split)
+        except DataError as error:
+            refused.append(str(error))
+    summary = tolerant.summary()
+    summary["notes"] += tolerant.observed
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "source": data.source.name,
+        "classes": list(tolerant.class_names),
+        **summary,
+        "refused": refused,
+    }
+    corrupt = bool(tolerant.corrupt) and getattr(data.source, "corrupt", "refuse") == "refuse"
+    return report, corrupt or bool(refused)
 
 
 def summary(data: Described) -> Facts:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import numpy_files
 from compress.core.errors import DataError, ModelError, reason_of
+from compress.core.files import NUMPY_ERRORS, array_headers
 from compress.data.preprocessed import RANGES, Range
 
 if TYPE_CHECKING:
@@ -82,11 +82,16 @@ def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
     if file.becomes == "keras":
         model = model_file.load(file, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
-        shapes = tuple(_with_sides(tuple(tensor.shape[1:])) for tensor in model.inputs)
+        shapes = []
+        for tensor in model.inputs:
+            shape = tuple(tensor.shape[1:])
+            if len(shape) == 3 and shape[-1] in CHANNELS:  # an image
+                shape = tuple(OPEN_SIDE if side is None else side for side in shape)
+            shapes.append(shape)
         sizes = tuple(_size(tensor.shape) for tensor in model.outputs)
         both = file.content.dequantized if file.kind == "tflite" else None
         limits = None if both is None else dequantization.input_limits(both.original)
-        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits)
+        inputs = ModelInputs(names, tuple(shapes), sizes, "keras", model, limits)
     else:
         inputs = _file_inputs(file)
     for name, shape in zip(inputs.names, inputs.shapes, strict=True):
@@ -112,13 +117,6 @@ def with_range(inputs: ModelInputs, chosen: Range | None) -> ModelInputs:
     if not (np.isfinite([low, high]).all() and low < high):
         raise DataError(f"is {low:g} to {high:g}", where="--range", allowed="two numbers, the lower one first")
     return replace(inputs, chosen_range=(low, high))
-
-
-def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the shape of images with OPEN_SIDE instead of open dimensions; other shapes stay."""
-    if len(shape) != 3 or shape[-1] not in CHANNELS:
-        return shape
-    return tuple(OPEN_SIDE if side is None else side for side in shape)
 
 
 def _file_inputs(file: ModelFile) -> ModelInputs:
@@ -350,6 +348,6 @@ def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
 def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays of an .npz file."""
     try:
-        return {name: shape for name, (shape, _) in numpy_files.headers(path).items()}
-    except (OSError, *numpy_files.ERRORS) as error:
+        return {name: shape for name, (shape, _) in array_headers(path).items()}
+    except (OSError, *NUMPY_ERRORS) as error:
         raise DataError(f"is not a usable .npz file: {reason_of(error)}", where=str(path)) from error

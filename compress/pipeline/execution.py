@@ -179,7 +179,9 @@ class PipelineRun(Resolution):
         context = replace(context, specification=specification)
         if context.profile is not None:
             context = replace(context, progress=context.profile.watching(context.progress))
-        _start_tensorflow(work, context.progress)
+        if work.imports_tensorflow and "tensorflow" not in sys.modules:  # a phase: the import takes some seconds
+            with context.progress.phase(Phase("starting TensorFlow")):
+                keras()
         context = context.only(work.needs)
         if isinstance(work, Probe):
             return work.run(inputs, context)
@@ -208,13 +210,6 @@ class PipelineRun(Resolution):
             execution=pipeline.head.execution,
             profile=Profile(self.folder / "profile" / title) if pipeline.head.execution.profile else None,
         )
-
-
-def _start_tensorflow(work: Work, progress: Progress) -> None:
-    """Import TensorFlow for work that needs it, as a separate phase: the import takes some seconds."""
-    if work.imports_tensorflow and "tensorflow" not in sys.modules:
-        with progress.phase(Phase("starting TensorFlow")):
-            keras()
 
 
 def _memory_error(title: str, settings: Sequence[str]) -> StageError:

@@ -15,7 +15,7 @@ from compress.core.artifact import Artifact, Facts
 from compress.core.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.core.files import file_digest
 from compress.core.measurement import COSTS, SIZES, Measurement, Measurements, missing, ratio
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
@@ -155,6 +155,8 @@ def build(
     )
     verdict = None if error or not findings.stages else judged(material)
     status, error = _outcome(task, findings, verdict, budget, error)
+    tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
+    examples = findings.test.get("examples")
     return RunRecord(
         name=pipeline.head.name,
         status=status,
@@ -178,9 +180,9 @@ def build(
         sensitivity=findings.sensitivity,
         budget=budget,
         outputs={name: OutputRecord(file_digest(path), path.stat().st_size) for name, path in results.outputs.items()},
-        environment=_environment(),
+        environment=EnvironmentRecord(**host(), python=platform.python_version(), runtime=version(), tools=tools),
         devices=results.devices,
-        examples=_examples(findings),
+        examples=None if examples is None else decode(ExamplesRecord, examples),
     )
 
 
@@ -229,11 +231,6 @@ def _outcome(
     if refused is None:
         return "ok", None
     return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)
-
-
-def _environment() -> EnvironmentRecord:
-    tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
-    return EnvironmentRecord(**host(), python=platform.python_version(), runtime=version(), tools=tools)
 
 
 def _models(stages: Mapping[str, StageRecord], findings: Findings) -> ModelsRecord | None:
@@ -319,12 +316,6 @@ def _data(pipeline: Pipeline, findings: Findings) -> DataRecord | None:
     source = pipeline.settings["data"]["source"]
     name = source if isinstance(source, str) else next(iter(source))
     return decode(DataRecord, {"source": name, "samples_digest": pipeline.data.samples_digest, **findings.data})
-
-
-def _examples(findings: Findings) -> ExamplesRecord | None:
-    """Return the examples; None if they were not drawn."""
-    examples = findings.test.get("examples")
-    return None if examples is None else decode(ExamplesRecord, examples)
 
 
 def quantized_layers(folder: Path) -> list[dict[str, Any]]:

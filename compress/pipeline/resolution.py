@@ -15,7 +15,6 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Kind
 from compress.core.files import digest_of
 from compress.core.progress import Progress
 from compress.data.types import Data
-from compress.learning.context import Need
 from compress.pipeline.probes.original_outputs import TaughtByOriginal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.stage import NOTHING, Work
@@ -75,20 +74,18 @@ class Resolution:
             "name": lambda: pipeline.head.name,
             "original": lambda: self.original_artifact.digest,
         }
+        dependencies = work.needs
+        if task_of(pipeline.data).learns_from_original:  # the data describe the outputs of the model
+            dependencies |= {"data"}
         return digest_of(
             {
                 "work": [FACTS, work.role, work.name, work.version],
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
                 "given": {name: artifact.digest for name, artifact in inputs.items()},
-                "needs": {need: needs[need]() for need in sorted(self._needs(work))},
+                "needs": {need: needs[need]() for need in sorted(dependencies)},
             }
         )
-
-    def _needs(self, work: Work) -> frozenset[Need]:
-        """Return the dependencies of a result; a model whose outputs are described by their values needs the data."""
-        described = task_of(self.pipeline.data).learns_from_original
-        return work.needs | {"data"} if described else work.needs
 
     def _data_digest(self) -> str:
         """Return the digest of samples and targets."""

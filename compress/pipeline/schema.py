@@ -20,12 +20,11 @@ from pydantic_core import ErrorDetails
 
 from compress import targets
 from compress.core.artifact import Kind
-from compress.core.errors import ModelError, PipelineError
-from compress.core.execution import Execution
+from compress.core.errors import ModelError, PipelineError, listing, nearest, shown
 from compress.core.settings import Settings
-from compress.core.suggestions import listing, nearest, shown
 from compress.data.dataset import Dataset, Splitting
 from compress.data.sources import SOURCES
+from compress.learning.context import Execution
 from compress.pipeline import data_section
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES

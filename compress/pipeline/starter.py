@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import numpy_files
 from compress.core.errors import DataError, reason_of
+from compress.core.files import NUMPY_ERRORS, array_headers
 from compress.core.measurement import Measurement, proportion
 from compress.core.resources import manual
 from compress.data.dataset import Dataset
@@ -29,12 +29,11 @@ from compress.data.sources import SOURCES
 from compress.data.sources import text as texts
 from compress.data.splits import spread
 from compress.data.types import SPLITS
-from compress.learning.quantization.fidelity import flattened
 from compress.model.importers import model_file
 from compress.model.ir.keras_graph import LayerOutput, Network
 from compress.model.ir.keras_graph import read as read_network
 from compress.model.ir.layer_specs import spec_of
-from compress.model.ir.tensorflow import run
+from compress.model.ir.tensorflow import flattened, run
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range, with_range
 from compress.tasks import task_of
@@ -233,8 +232,8 @@ def _labels(path: Path, suffixes: tuple[str, ...], label: str) -> dict[str, str]
 def _npz_arrays(path: Path) -> dict[str, str]:
     """Return the names of samples and labels in an .npz file, if they are not the usual x and y."""
     try:
-        shapes = {name: (shape, dtype.kind) for name, (shape, dtype) in numpy_files.headers(path).items()}
-    except (OSError, *numpy_files.ERRORS) as error:
+        shapes = {name: (shape, dtype.kind) for name, (shape, dtype) in array_headers(path).items()}
+    except (OSError, *NUMPY_ERRORS) as error:
         raise DataError(
             f"cannot be read: {reason_of(error)}", where=str(path), allowed="an .npz file without pickles"
         ) from error
@@ -368,7 +367,7 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
     elif rank in (1, 2) and task.one_vector:
         draft.model = {"builder": "conv_1d"}
         draft.comments["model"] = "1-D convolutions over time, for sound and motion"
-        _series(draft, data, shapes)
+        _series(draft, data)
     else:
         raise DataError(
             f"no builder is suggested for samples {list(shapes[0])} and the task {task.name}",
@@ -512,15 +511,12 @@ def _resize(draft: _Draft, size: Any, limits: tuple[float, float], *, letterbox:
     settings = {"size": size, "filter": "bilinear", **({"fit": "letterbox"} if letterbox else {})}
     steps: list[dict[str, Any]] = [{"resize": settings}]
     if tuple(limits) != (0.0, 255.0):
-        steps.append({"scale": {"from": [0, 255], "to": [_plain(limit) for limit in limits]}})
+        values = [int(limit) if float(limit).is_integer() else limit for limit in limits]
+        steps.append({"scale": {"from": [0, 255], "to": values}})
     draft.data["preprocess"] = steps
 
 
-def _plain(value: float) -> float | int:
-    return int(value) if float(value).is_integer() else value
-
-
-def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> None:
+def _series(draft: _Draft, data: Dataset) -> None:
     ((name, settings),) = draft.data["source"].items()
     if name == "wav":
         rate, seconds = settings["rate"], settings["seconds"]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.core.errors import PipelineError
-from compress.core.suggestions import shown
+from compress.core.errors import PipelineError, shown
 from compress.core.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
 Location = tuple[str | int, ...]

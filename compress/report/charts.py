@@ -350,7 +350,13 @@ def _latency_curve(curve: LatencyCurve, x: svg.Axis, y: svg.Axis) -> list[str]:
     parts = [f'<path d="{_steps(values, x, y)}" class="curve {curve.kind}"/>', name]
     for percentile, fraction, ms in curve.marks:
         tip = svg.tip(f"{curve.name}, {percentile}: {number(ms, 'ms')}")
-        parts.append(_mark(min(x.at(ms), x.end), y.at(fraction), curve.kind, tip))
+        across = min(x.at(ms), x.end)
+        down = y.at(fraction)
+        if curve.kind == "original":
+            parts.append(svg.circle(across, down, 4.5, "original ring", tip))
+        else:
+            diamond = f"M{svg.n(across)} {svg.n(down - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z"
+            parts.append(f'<path d="{diamond}" class="result">{tip}</path>')
     return parts
 
 
@@ -369,12 +375,6 @@ def _steps(values: Sequence[float], x: svg.Axis, y: svg.Axis) -> str:
     if end < x.end:
         path.append(f"H{svg.n(x.end)}")
     return " ".join(path)
-
-
-def _mark(x: float, y: float, kind: str, tip: str) -> str:
-    if kind == "original":
-        return svg.circle(x, y, 4.5, "original ring", tip)
-    return f'<path d="M{svg.n(x)} {svg.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 
 def operator_strip(operators: Sequence[OperatorPlacement]) -> str:

@@ -31,7 +31,10 @@ def section(record: RunRecord) -> Section:
         return Section("Classes", _found_again(comparison.found_again))
     if comparison is None or not comparison.per_class or record.data is None:
         return Section("Classes", [missing(absence(record))])
-    classes = _distinct(record.data.classes)
+    classes = [shorten(name, 100) for name in record.data.classes]
+    in_charts = {name if len(name) <= 11 else name[:7] + name[-3:] for name in classes}
+    if len(in_charts) < len(classes):  # charts would shorten different names to the same text
+        classes = [f"{number} {name}" for number, name in enumerate(classes)]
     labels = dict(zip(record.data.classes, classes, strict=True))
     # The worst class first; classes without a value are last.
     changes = [(_change(row), replace(row, name=labels.get(row.name, row.name))) for row in comparison.per_class]
@@ -100,13 +103,6 @@ def _counts(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
     return Table(
         ("True class", "Predicted class", "Samples"), rows or [empty], "Pairs of classes without samples are left out."
     )
-
-
-def _distinct(classes: Sequence[str]) -> list[str]:
-    """Return the names, numbered if charts would shorten different names to the same text."""
-    names = [shorten(name, 100) for name in classes]
-    shortened = {name if len(name) <= 11 else name[:7] + name[-3:] for name in names}
-    return names if len(shortened) == len(names) else [f"{i} {name}" for i, name in enumerate(names)]
 
 
 def _change(row: ClassRecord) -> Measurement:

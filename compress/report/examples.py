@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from compress.report.blocks import Picture, Pictures, Section, Text, joined
+from compress.report.blocks import Block, Picture, Pictures, Section, Text, joined
 from compress.report.wording import MAX_PROSE, shorten
-from compress.results.evaluation import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord
+from compress.results.evaluation import EXAMPLES, ExamplesRecord, PictureRecord
 from compress.results.run import RunRecord
 
 MAX_EXAMPLES = 12  # chosen; twice as many as a run draws
@@ -42,10 +42,12 @@ def sections(record: RunRecord, contents: Mapping[str, bytes]) -> Iterator[Secti
     """
     if record.examples is None or not record.examples.examples:
         return
-    shown = record.examples.examples[:MAX_EXAMPLES]
-    yield Section(
-        "Examples", [Text(_introduction(record.examples)), *(_example(example, contents) for example in shown)]
-    )
+    blocks: list[Block] = [Text(_introduction(record.examples))]
+    for example in record.examples.examples[:MAX_EXAMPLES]:
+        name = f"{shorten(example.name, 100)} (test sample {example.sample})"
+        caption = f"{name}, {REASONS[example.kind]}: {shorten(example.difference, MAX_PROSE)}."
+        blocks.append(Pictures([_picture(picture, contents) for picture in example.pictures], caption))
+    yield Section("Examples", blocks)
 
 
 def _introduction(examples: ExamplesRecord) -> str:
@@ -56,12 +58,6 @@ def _introduction(examples: ExamplesRecord) -> str:
     chosen = f"{len(examples.examples)} of {examples.samples:,} test samples: {', then '.join(parts)}."
     equal = "" if different else "Original and result give equal answers to all samples."
     return joined(" ", chosen, equal, shorten(examples.note, MAX_PROSE))
-
-
-def _example(example: ExampleRecord, contents: Mapping[str, bytes]) -> Pictures:
-    name = f"{shorten(example.name, 100)} (test sample {example.sample})"
-    caption = f"{name}, {REASONS[example.kind]}: {shorten(example.difference, MAX_PROSE)}."
-    return Pictures([_picture(picture, contents) for picture in example.pictures], caption)
 
 
 def _picture(picture: PictureRecord, contents: Mapping[str, bytes]) -> Picture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.report import html
 from compress.report.blocks import Block, Cell, Details, Figure, Pairs, Section, Table, Text, missing, table
 from compress.report.program_chart import Band, Mark, Occupied, program_chart
@@ -269,7 +269,10 @@ def _parameters(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
         rows: list[Row] = []
         for region in program.parameters[:_MAX_ROWS]:
             tiles = "; ".join(",".join(map(str, part)) for part in region.tiles[:32])
-            owner = "not known" if region.operator is None else f"{region.operator} {_name(program, region.operator)}"
+            owner = "not known"
+            if region.operator is not None:
+                is_known = region.operator < len(program.operators)
+                owner = f"{region.operator} {program.operators[region.operator].name if is_known else ''}"
             kind = "cached" if region.is_cached else "streamed"
             rows.append(
                 (f"{region.offset:,}", f"{region.size_bytes:,}", kind, tiles or "—", Cell(owner, region.layout))
@@ -280,10 +283,6 @@ def _parameters(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     yield Text(
         "A region is what a program loads together. A part of it is stored in the tiles of its numbers, 0 to 15."
     )
-
-
-def _name(program: ExplainedProgram, operator: int) -> str:
-    return program.operators[operator].name if operator < len(program.operators) else ""
 
 
 def _comparison(comparison: ScheduleComparison | None) -> Iterator[Block]:

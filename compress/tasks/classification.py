@@ -209,7 +209,12 @@ class Classification(Task):
             return ClassificationHead("sigmoid" if activation == "sigmoid" else "logits", is_binary=True)
         if shape != (len(data.class_names),):
             raise _other_classes(f"the model's output has the shape {list(shape)}", shape[-1], data)
-        return ClassificationHead(activation_of(model.outputs[0]) or _by_values(model, data))
+        activation = activation_of(model.outputs[0])
+        if activation is None:  # probabilities sum to 1
+            outputs = np.asarray(run(model, data.inputs("train")[:LOOKED_AT]), np.float64)
+            are_probabilities = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
+            activation = "softmax" if are_probabilities else "logits"
+        return ClassificationHead(activation)
 
     def new_head(self, features: Any, data: Data, dropout: float) -> Any:
         """Return the probability of each class."""
@@ -341,13 +346,6 @@ class Classification(Task):
         metrics |= {"accuracy_drop": drop(right["original"], right["int8"]), "agreement": same}
         plain = {name: metric.to_json() for name, metric in metrics.items()}
         return EvaluationMembers(labels.astype(np.int64), plain)
-
-
-def _by_values(model: Any, data: Data) -> Activation:
-    """Return the meaning of a model's outputs from their values: probabilities sum to 1."""
-    outputs = np.asarray(run(model, data.inputs("train")[:LOOKED_AT]), np.float64)
-    sums = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
-    return "softmax" if sums else "logits"
 
 
 def _labels_are_arrays(targets: NDArray[Any]) -> DataError:

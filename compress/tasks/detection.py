@@ -142,9 +142,14 @@ class Detection(Task):
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return the drop of average precision, the agreement, and figures per class."""
-        measurements = {
-            f"{name}_drop": _drop(facts[original][name], facts[result][name]).to_json() for name in ("ap", "ap50")
-        }
+        measurements = {}
+        for name in ("ap", "ap50"):
+            old = facts[original][name]["value"]
+            new = facts[result][name]["value"]
+            drop = missing("fraction", "there are no objects to find")
+            if old is not None and new is not None:
+                drop = Measurement(old - new, "fraction", "measured", note="the same images")
+            measurements[f"{name}_drop"] = drop.to_json()
         share, count = facts["agreement"]
         note = f"of {count} objects that either finds with a score of {SURE:g} or more, those that both find"
         agreed = Measurement(share, "fraction", "measured", note=note)
@@ -356,9 +361,3 @@ def _measurement(value: float | None, note: str) -> Measurement:
     if value is None:
         return missing("fraction", "there are no objects to find")
     return Measurement(value, "fraction", "measured", note=note)
-
-
-def _drop(before: Mapping[str, Any], after: Mapping[str, Any]) -> Measurement:
-    if before["value"] is None or after["value"] is None:
-        return missing("fraction", "there are no objects to find")
-    return Measurement(before["value"] - after["value"], "fraction", "measured", note="the same images")

@@ -109,7 +109,10 @@ class ObjectsIllustrator(Illustrator):
             return None
         boxes, classes = self._labels[sample]
         objects = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
-        texts = [_without_score(text) for text in shapes.draw_objects(image, objects)[::-1]]
+        texts = []
+        for caption in reversed(shapes.draw_objects(image, objects)):  # labels have no score
+            text = caption.text.rpartition(" ")[0]
+            texts.append(caption._replace(text=text, ascii_text=caption.ascii_text.rpartition(" ")[0]))
         counts = Counter(text.text for text in texts).most_common()
         shapes.write_captions(image, texts)
         return Drawn(image, _listed([f"{count} {name}" for name, count in counts], "no object"))
@@ -299,11 +302,6 @@ def _draw_points(image: Image, points: NDArray[np.float64], drawn: NDArray[np.bo
         shapes.draw_points(
             image, points[number : number + 1], shapes.colour_of(int(number)), shapes.line_width(image) + 2
         )
-
-
-def _without_score(caption: Caption) -> Caption:
-    text, ascii_text = (caption_text.rpartition(" ")[0] for caption_text in (caption.text, caption.ascii_text))
-    return caption._replace(text=text, ascii_text=ascii_text)
 
 
 def name_of(names: Sequence[str], label: int) -> str:

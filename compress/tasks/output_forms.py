@@ -167,7 +167,12 @@ def layout_of(outputs: Sequence[OutputForm]) -> TensorLayout:
 
 def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
     """Return the outputs of a Keras model with fixed output shapes, by its layers and its outputs for some samples."""
-    names = unique_names(_output_names(model))
+    by_key = getattr(model, "output", None)
+    if isinstance(by_key, dict) and len(by_key) == len(model.outputs):
+        keys = sorted(by_key)  # the order of `model.outputs`
+    else:
+        keys = list(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
+    names = unique_names(keys)
     shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
     parts = TensorLayout(names, shapes).split(rows)
     outputs = []
@@ -176,13 +181,6 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
         form = form_of(values) if activation is None else activation
         outputs.append(OutputForm.of(name, shape, "values" if form == "logits" else form, values))
     return tuple(outputs)
-
-
-def _output_names(model: Any) -> list[str]:
-    """Return the keys of a model whose outputs are a dictionary; the names of the last layers of other models."""
-    if isinstance(output := getattr(model, "output", None), dict) and len(output) == len(model.outputs):
-        return sorted(output)  # the order of `model.outputs`
-    return list(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
 
 
 def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:

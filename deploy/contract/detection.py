@@ -219,7 +219,11 @@ class Detector:
         for entry, output, (count, width) in zip(self.specification["tensors"], outputs, sizes):
             rows = maths.reshape(output, (-1, count, width))
             rows_by_part.setdefault(entry["part"], []).append((entry.get("map", 0), rows))
-        return DetectorParts(**{part: _joined(rows, maths) for part, rows in rows_by_part.items()})
+        parts = {}
+        for part, rows in rows_by_part.items():
+            ordered = [tensor for _, tensor in sorted(rows, key=lambda row: row[0])]
+            parts[part] = ordered[0] if len(ordered) == 1 else maths.concatenate(ordered, axis=1)
+        return DetectorParts(**parts)
 
     def corners(self, raw: Array, at: Optional[Locations] = None, maths: Any = np) -> Array:
         """Return raw boxes as (ymin, xmin, ymax, xmax), not cut off at the image's border: [..., locations, 4].
@@ -403,12 +407,6 @@ def _refound(sure: Detections, others: Detections) -> int:
 
 def _plain(values: Sequence[float]) -> List[Optional[float]]:
     return [round(value, 6) if math.isfinite(value) else None for value in values]
-
-
-def _joined(rows: List[Tuple[int, Any]], maths: Any) -> Any:
-    """Return the tensors of all maps as one, in the order of the maps."""
-    ordered = [tensor for _, tensor in sorted(rows, key=lambda row: row[0])]
-    return ordered[0] if len(ordered) == 1 else maths.concatenate(ordered, axis=1)
 
 
 def _locations(settings: Dict[str, Any]) -> Tuple[Locations, List[int]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Tuple
 import numpy as np
 
 from deploy.contract.preprocessing import Clip, Colour, Normalize, Preprocessing, Scale
-from deploy.contract.resizing import Crop, ImagePlacement, Pad, Resize
+from deploy.contract.resizing import Crop, Pad, Resize
 from deploy.contract.step import Array, PreprocessingError
 
 Pair = Tuple[float, float]
@@ -83,7 +83,12 @@ def input_map(preprocessing: Preprocessing, height: int, width: int) -> AffineMa
                 placement = step.placement(height, width)
             except PreprocessingError as error:
                 raise PreprocessingError(str(error), index)
-            total = _followed_by(total, _step_map(placement, height, width))
+            rows = _axis_map(height, placement.source[0::2], placement.target[0::2], placement.size[0])
+            columns = _axis_map(width, placement.source[1::2], placement.target[1::2], placement.size[1])
+            total = AffineMap(
+                (total.scale[0] * rows[0], total.scale[1] * columns[0]),
+                (total.shift[0] * rows[0] + rows[1], total.shift[1] * columns[0] + columns[1]),
+            )
             height, width = placement.size
         elif not isinstance(step, KEEPING):
             raise _without_positions(step, index)
@@ -133,21 +138,10 @@ def _without_positions(step: Any, index: int) -> PreprocessingError:
     return PreprocessingError("after %s, positions in the image are not known; allowed: %s" % facts, index)
 
 
-def _step_map(placement: ImagePlacement, height: int, width: int) -> AffineMap:
-    """Return the map of one step: fractions of its input to fractions of its result."""
-    rows = _axis_map(height, placement.source[0::2], placement.target[0::2], placement.size[0])
-    columns = _axis_map(width, placement.source[1::2], placement.target[1::2], placement.size[1])
-    return AffineMap((rows[0], columns[0]), (rows[1], columns[1]))
-
-
 def _axis_map(length: int, source: Tuple[int, ...], target: Tuple[int, ...], size: int) -> Pair:
-    """Return scale and shift along one axis; `source` and `target` are start and length in pixels."""
+    """Return scale and shift from fractions of a step's input to fractions of its result, along one axis.
+
+    `source` and `target` are start and length in pixels.
+    """
     ratio = target[1] / source[1]
     return length * ratio / size, (target[0] - source[0] * ratio) / size
-
-
-def _followed_by(first: AffineMap, second: AffineMap) -> AffineMap:
-    """Return the map that applies the first one and then the second one."""
-    scale = (first.scale[0] * second.scale[0], first.scale[1] * second.scale[1])
-    shift = tuple(outer * inner + more for outer, inner, more in zip(second.scale, first.shift, second.shift))
-    return AffineMap(scale, (shift[0], shift[1]))

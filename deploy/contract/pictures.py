@@ -143,12 +143,12 @@ def phone_format(content: Union[bytes, bytearray]) -> str:
     return "HEIC" if any(brand in _HEIC_BRANDS for brand in brands) else ""
 
 
-def unknown_format(content: Union[bytes, bytearray], hint: str = HINT) -> ImageError:
+def unknown_format(content: Union[bytes, bytearray]) -> ImageError:
     """Return the error for an image in a format that Pillow does not read."""
     name = phone_format(content)
     if name:
         return ImageError("the image is a %s file, which cannot be decoded" % name, CONVERT)
-    return ImageError("the image cannot be decoded: its format is unknown", hint)
+    return ImageError("the image cannot be decoded: its format is unknown", HINT)
 
 
 def pixels(image: Any, channels: Optional[int] = None) -> Array:

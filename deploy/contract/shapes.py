@@ -156,16 +156,11 @@ def draw_objects(canvas: Array, detections: Detections) -> List[Caption]:
         _rectangle(canvas, (top, left, bottom, right), colour_of(number), line)
         if detections.keypoints is not None:
             draw_points(canvas, detections.keypoints[index], colour_of(number), line)
-        lower = _caption_end(top, bottom, line_height(canvas))
+        lower = top  # the caption is above the box
+        if top < line_height(canvas):  # at the top of the image in the box, or below a small one
+            lower = line_height(canvas) + (top if bottom - top > 3 * line_height(canvas) else bottom)
         texts.append(title(detections.label(number), number, float(detections.scores[index]), left, lower))
     return texts
-
-
-def _caption_end(top: int, bottom: int, height: int) -> int:
-    """Return the lower end of the caption of a box: above it; at the top of the image in it, or below a small box."""
-    if top >= height:
-        return top
-    return top + height if bottom - top > 3 * height else bottom + height
 
 
 def _pixels(box: Array, canvas: Array) -> Tuple[int, int, int, int]:

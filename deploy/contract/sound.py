@@ -218,7 +218,9 @@ class LogMel(Spectrogram):
         """Return the sound as an image."""
         bands = self._bands()
         values = self._image(self._framed(sample), lambda spectrum: self._log(spectrum @ bands))
-        return self._relative_to_largest(values)
+        if self.depth is not None:
+            values = np.maximum(values, values.max() - np.float32(self.depth))
+        return values - values.max() if self.relative else values
 
     def _bands(self) -> Array:
         return _bands(self.rate, self.fft, self.bins, self.range, (self.mel, self.triangles, self.norm))
@@ -228,12 +230,6 @@ class LogMel(Spectrogram):
         if self.log == "natural":
             return np.log(strength)
         return np.log10(strength) * ({1: 20, 2: 10}[self.power] if self.log == "db" else 1)
-
-    def _relative_to_largest(self, values: Array) -> Array:
-        """Apply `depth` and `relative`."""
-        if self.depth is not None:
-            values = np.maximum(values, values.max() - np.float32(self.depth))
-        return values - values.max() if self.relative else values
 
 
 @dataclasses.dataclass(frozen=True)

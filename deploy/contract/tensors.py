@@ -126,18 +126,14 @@ def unique_names(names: Sequence[str]) -> List[str]:
     return list(unique)
 
 
-def _is_shape(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) > MAX_RANK:
-        return False
-    return all(type(length) is int and length > 0 for length in value) and count(value) <= MAX_VALUES
-
-
 def _is_valid(key: str, value: Any) -> bool:
     """Return whether a value of a tensor in a manifest is valid."""
     if key in ("name", "tensor"):
         return isinstance(value, str)
     if key == "shape":
-        return _is_shape(value)
+        if not isinstance(value, list) or len(value) > MAX_RANK:
+            return False
+        return all(type(length) is int and length > 0 for length in value) and count(value) <= MAX_VALUES
     if key == "dtype":
         return value in DTYPES
     if key == "scale":

@@ -61,11 +61,13 @@ class Facts:
 
 def look(library: str, root: Optional[str] = None) -> Facts:
     """Collect the facts of this host; `library`: the name or path of libedgetpu."""
+    marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    is_virtual_environment = sys.prefix != sys.base_prefix
     return Facts(
         root=host.default_root() if root is None else root,
         python=tuple(sys.version_info[:3]),
         bits=64 if sys.maxsize > 1 << 32 else 32,
-        managed=_managed(),
+        managed=os.path.exists(marker) and not is_virtual_environment,
         reported=_run_child(library),
         installed=installed(sys.path),
         path=tuple(sys.path),
@@ -116,12 +118,6 @@ def installed(path: Any) -> Dict[str, str]:
             if match:
                 versions.setdefault(match.group(1).lower().replace("_", "-"), match.group(2))
     return versions
-
-
-def _managed() -> bool:
-    """Return whether this Python belongs to the system's package manager, and is not a virtual environment."""
-    marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-    return sys.prefix == sys.base_prefix and os.path.exists(marker)
 
 
 def _user() -> str:

@@ -113,7 +113,7 @@ def _too_new(facts: Facts) -> List[Finding]:
     runtime = facts.reported.get("runtime")
     if runtime is None or not runtime.get("too_new") or "libedgetpu" not in facts.reported:
         return []
-    packaged = debian_version(facts.root, r"libedgetpu1-(std|max)")
+    packaged = _packaged_libedgetpu(facts.root)
     if packaged is not None and packaged not in ("16.0", "15.0", "14.1", "14.0"):
         return []  # the version of a rebuilt package names its TFLite: 16.0tf2.17.1-1
     library = "Google's libedgetpu %s" % packaged if packaged else "a libedgetpu without a Debian package"
@@ -131,7 +131,7 @@ def _other_version(facts: Facts) -> List[Finding]:
     The versions of ai_edge_litert are not those of TFLite, so nothing is said about them.
     """
     runtime = facts.reported.get("runtime")
-    packaged = debian_version(facts.root, r"libedgetpu1-(std|max)") or ""
+    packaged = _packaged_libedgetpu(facts.root) or ""
     built = re.search(r"tf(\d+\.\d+[.\d]*)", packaged)
     if runtime is None or built is None or runtime["name"] == "ai_edge_litert":
         return []
@@ -208,8 +208,8 @@ def _is_copy(path: str) -> bool:
     return all(os.path.isfile(os.path.join(path, name)) for name in files)
 
 
-def debian_version(root: str, name: str) -> Optional[str]:
-    """Return the version of an installed Debian package whose name matches a pattern, or None."""
+def _packaged_libedgetpu(root: str) -> Optional[str]:
+    """Return the version of libedgetpu if it is installed as a Debian package, or None."""
     try:
         with open(os.path.join(root, "var/lib/dpkg/status"), "rb") as stream:
             text = stream.read(1 << 26).decode("utf-8", "replace")
@@ -217,7 +217,8 @@ def debian_version(root: str, name: str) -> Optional[str]:
         return None
     for entry in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", entry, re.MULTILINE))
-        if re.match(name + r"\Z", fields.get("Package", "")) and fields.get("Status", "").endswith(" installed"):
+        is_installed = fields.get("Status", "").endswith(" installed")
+        if fields.get("Package") in ("libedgetpu1-std", "libedgetpu1-max") and is_installed:
             return fields.get("Version")
     return None
 

@@ -167,7 +167,13 @@ def parsed(content: bytes, path: str, digest: str, values: int) -> LearntState:
         if manifest["schema_version"] != 1:
             raise LearntFileError("%s has another version" % path, "use the runner that wrote it")
         if of == digest:
-            return LearntState(_changes(manifest["changes"], embeddings, values), tuple(_events(manifest["history"])))
+            changes = _changes(manifest["changes"], embeddings, values)
+            history = []
+            for entry in manifest["history"][-MAX_HISTORY:]:
+                names = [str(name) for name in entry["names"]]
+                event = {"time": str(entry["time"]), "action": str(entry["action"]), "names": names}
+                history.append(dict(event, photos=int(entry["photos"])))
+            return LearntState(changes, tuple(history))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LearntFileError("%s: %s" % (damaged, error), hint)
     what = "%s was learnt with another bundle" % path
@@ -197,12 +203,6 @@ def _changes(entries: List[Any], embeddings: Array, values: int) -> Tuple[Change
     if start != len(embeddings):
         raise ValueError("some embeddings belong to no class")
     return tuple(changes)
-
-
-def _events(entries: List[Any]) -> Iterator[Dict[str, Any]]:
-    for entry in entries[-MAX_HISTORY:]:
-        event = {key: str(entry[key]) for key in ("time", "action")}
-        yield {**event, "names": [str(name) for name in entry["names"]], "photos": int(entry["photos"])}
 
 
 def content_of(state: LearntState, digest: str, values: int) -> bytes:

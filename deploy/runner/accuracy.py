@@ -19,7 +19,7 @@ from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
 from deploy.runner import runtime
 from deploy.runner.answers import Answer
-from deploy.runner.measurement import Measured, describe, finite, measured, missing, paired_drop, proportion, sqnr_db
+from deploy.runner.measurement import describe, finite, measured, missing, paired_drop, proportion, sqnr_db
 from deploy.runner.model import Model
 from deploy.runner.runtime import RuntimeOptions
 
@@ -65,7 +65,10 @@ def compare(
             models[role] = {metric: missing("fraction", str(error)), "error": error.to_json()}
             continue
         if opened.detector is None:
-            models[role] = _accuracy(answers[role], truth, kernels)
+            predictions = _predictions(answers[role])
+            correct = int((predictions == truth).sum())
+            accuracy = proportion(correct, len(truth), "%s kernels" % kernels)
+            models[role] = {"accuracy": accuracy, "predictions": predictions.tolist()}
         else:
             models[role] = _precision(answers[role], truth, len(opened.labels), kernels)
     pairs = []
@@ -165,12 +168,6 @@ def _predictions(answers: Sequence[Answer]) -> Array:
     return np.array([answer.index for answer in answers])
 
 
-def _accuracy(answers: Sequence[Answer], labels: Array, kernels: str) -> Dict[str, Any]:
-    predictions = _predictions(answers)
-    accuracy = proportion(int((predictions == labels).sum()), len(labels), "%s kernels" % kernels)
-    return {"accuracy": accuracy, "predictions": predictions.tolist()}
-
-
 def _classifier_pair(
     first: Sequence[Answer], second: Sequence[Answer], labels: Array, names: Sequence[str]
 ) -> Dict[str, Any]:
@@ -236,14 +233,12 @@ def _detector_pair(
     else:
         result = {"agreement": missing("fraction", "no model detects an object with a score of %g" % SURE)}
     for name in ("ap", "ap50"):
-        result[name + "_drop"] = _drop(before[name]["value"], after[name]["value"])
+        old = before[name]["value"]
+        new = after[name]["value"]
+        is_known = old is not None and new is not None
+        drop = measured(old - new, "fraction", "the same images") if is_known else missing("fraction", _NO_OBJECTS)
+        result[name + "_drop"] = drop
     return result
-
-
-def _drop(before: Optional[float], after: Optional[float]) -> Measured:
-    if before is None or after is None:
-        return missing("fraction", _NO_OBJECTS)
-    return measured(before - after, "fraction", "the same images")
 
 
 # --- text -----------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Admission:
             self._check_host(head)
             self._check_origin(head)
         if head.path not in OPEN_PATHS:
-            self._check_rate(head, address)
+            self._check_rate(address)
         if head.path not in OPEN_PATHS and not self._authorized(head):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "the token is missing or wrong", close=True, headers=headers, delay_s=REFUSAL_S)
@@ -230,7 +230,7 @@ class Admission:
             headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, X-Shape, X-Dtype, X-Request-Id"
         return headers
 
-    def _check_rate(self, head: RequestHead, address: str) -> None:
+    def _check_rate(self, address: str) -> None:
         wait_s = self._rate.wait_s(address)
         if wait_s:
             what = "this client sends more than %g requests per second" % self._settings.rate

@@ -215,10 +215,6 @@ def _addresses(arguments: argparse.Namespace) -> List[Tuple[int, Any]]:
     return addresses
 
 
-def _local(family: int, address: Any) -> bool:
-    return family == socket.AF_UNIX or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
-
-
 def _socket(family: int, address: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -280,7 +276,8 @@ def _token(path: Optional[str], addresses: List[Tuple[int, Any]]) -> str:
     generate = "python3 -c 'import secrets; print(secrets.token_hex(32))' > %s"
     if path is None:
         for family, address in addresses:
-            if not _local(family, address):
+            host = str(address[0]).partition("%")[0]
+            if family != socket.AF_UNIX and not ipaddress.ip_address(host).is_loopback:
                 hint = "(umask 077; %s), and --token-file token" % (generate % "token")
                 raise ArgumentError("other hosts can reach %s, so a token is required" % address[0], hint)
         return ""

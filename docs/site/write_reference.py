@@ -16,18 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import command_pages  # noqa: E402
+import operators_page  # noqa: E402
 import stage_pages  # noqa: E402
 from settings_tables import cell, sections, table  # noqa: E402
 from stage_pages import purpose  # noqa: E402
 
 from compress import targets  # noqa: E402
 from compress.core import errors  # noqa: E402
-from compress.core.execution import Execution  # noqa: E402
 from compress.data.dataset import Splitting  # noqa: E402
 from compress.data.sources import SOURCES  # noqa: E402
+from compress.learning.context import Execution  # noqa: E402
 from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys, SearchSettings  # noqa: E402
 from compress.surface.cli import manual  # noqa: E402
-from compress.targets.edgetpu import operators_page  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
 from compress.tasks.base import Refusal, Task, Use  # noqa: E402
 from deploy.contract import bundle as device_bundle  # noqa: E402

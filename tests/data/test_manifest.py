@@ -10,16 +10,14 @@ import pytest
 from pictures import flat
 
 from compress.core.errors import DataError, StoreError
-from compress.data import files, manifest
+from compress.data import manifest
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npy, Npz
 from deploy.contract.preprocessing import Preprocessing
 
 
 def written(path: Path, source: ImageFolder | Npy | Npz) -> Path:
-    paths = source.files()
-    digests = files.digests(paths)
-    manifest.write(path, {paths[name]: digest for name, digest in digests.items()})
+    manifest.write_for(source, path)
     return path
 
 

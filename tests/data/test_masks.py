@@ -14,8 +14,8 @@ from PIL import Image
 from compress.core.errors import DataError
 from compress.core.progress import SilentProgress
 from compress.data.dataset import Dataset
-from compress.data.examine import examine
 from compress.data.sources.masks import Masks
+from compress.data.summary import examine
 from deploy.contract.preprocessing import Preprocessing
 
 CLASSES = ("background", "person", "dog")

@@ -13,6 +13,7 @@ from compress.pipeline.schema import load
 from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.surface.cli import main
+from compress.targets.edgetpu import rules
 from compress.tasks import TASKS
 from compress.tasks.base import Use
 
@@ -33,6 +34,12 @@ def test_every_page_has_a_stub() -> None:
     assert committed | {"operators"} == PAGES.keys()
     for name, text in PAGES.items():
         assert (docs / f"{name}.md").read_text() == write_reference.stub(name, text)
+
+
+def test_every_rule_is_in_the_page_of_the_operators() -> None:
+    for rule in rules.RULES:
+        requirement, advice = rules.documentation(rule)
+        assert f"### {rule.__name__}\n\n{requirement}\n\n{advice}\n" in PAGES["operators"]
 
 
 @pytest.mark.parametrize("name", STAGES)

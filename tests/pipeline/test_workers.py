@@ -13,7 +13,7 @@ import tiny
 import worker_processes
 
 from compress.core.errors import PipelineError
-from compress.core.execution import Execution
+from compress.learning.context import Execution
 from compress.learning.training import strategies
 from compress.pipeline import runner, schema
 from compress.surface import api

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compress.core.errors import PipelineError
-from compress.core.suggestions import nearest, shown
+from compress.core.errors import PipelineError, nearest, shown
 from compress.core.yaml_limits import MAX_BYTES, MAX_DEPTH, MAX_LINES, MAX_NODES
 from compress.pipeline.yaml_file import Document, read
 

@@ -11,7 +11,8 @@ from paths import EDGETPU
 
 from compress.model.tflite import graph
 from compress.targets import load
-from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
+from compress.targets.edgetpu import operator_parameters, parameter_memory
+from compress.targets.edgetpu.check import activation_bytes_per_tile
 from compress.targets.edgetpu.inspection import inspect
 from compress.targets.edgetpu.placement import place
 
@@ -58,7 +59,7 @@ class CompiledModel:
 
     def predicted_narrow_bytes(self) -> int:
         """Return the predicted activation memory per tile, in bytes."""
-        return activation_memory.bytes_per_tile(self.parsed, {op.index for op in self.mapped})
+        return activation_bytes_per_tile(self.parsed, {op.index for op in self.mapped})
 
 
 def real_models() -> list[CompiledModel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.learning.quantization.fidelity import flattened
+from compress.model.ir.tensorflow import flattened
 from compress.tasks import TASKS, detection
 from compress.tasks.classification import ByClass
 from compress.tasks.detection import ByObjects

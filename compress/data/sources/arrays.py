@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.core import numpy_files
 from compress.core.errors import DataError
+from compress.core.files import NUMPY_ERRORS
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
@@ -105,7 +105,7 @@ class Npz(ArraySource):
                     stored = file.files
         except OSError as error:
             raise files.unreadable(error, self.file) from error
-        except numpy_files.ERRORS as error:
+        except NUMPY_ERRORS as error:
             raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
         for name in names:
             if name not in arrays:
@@ -174,7 +174,7 @@ def _mapped(path: Path) -> NDArray[Any]:
             return np.memmap(stream, dtype, "r", stream.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
         except OSError as error:
             raise files.unreadable(error, path) from error
-        except (*numpy_files.ERRORS, OverflowError, RecursionError) as error:
+        except (*NUMPY_ERRORS, OverflowError, RecursionError) as error:
             raise DataError(f"is not a usable .npy file: {error}", where=str(path), hint="write it again") from error
 
 
@@ -204,7 +204,13 @@ def _samples(
     for name, x in inputs:
         if len(x) != count:
             raise DataError(f"array {name!r} has {len(x):,} samples", where=where, allowed=f"{count:,}, as the first")
-    read = _reader([x for _, x in inputs])
+    arrays = [x for _, x in inputs]
+
+    def read(index: int) -> NDArray[Any]:
+        if len(arrays) == 1:
+            return np.asarray(arrays[0][index])
+        return np.concatenate([np.asarray(array[index], np.float32).ravel() for array in arrays])
+
     splits = _splits(where, *split, count) if split else {}
     if labelling is None:
         return Samples(np.zeros(count, np.int64), (), read, splits, divide=at_random, has_labels=False)
@@ -234,13 +240,6 @@ def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tu
             allowed=SHAPES,
             hint=f"set x: {y_name} and y: {x_name} in data.source",
         )
-
-
-def _reader(arrays: Sequence[NDArray[Any]]) -> Callable[[int], NDArray[Any]]:
-    """Return the function from an index to a sample; of several arrays, a row of all their values."""
-    if len(arrays) == 1:
-        return lambda index: np.asarray(arrays[0][index])
-    return lambda index: np.concatenate([np.asarray(array[index], np.float32).ravel() for array in arrays])
 
 
 def _with_arrays(

@@ -210,19 +210,26 @@ def _images(
         names[key].append(categories[category])
         if keypoint_count:
             keypoints[key].append(_points(row.get("keypoints"), keypoint_count, where))
-    return [
-        AnnotatedImage(
-            _inside(folder, _name(row, "file_name", where), where),
-            _size(row, where),
-            tuple(boxes[key]),
-            tuple(names[key]),
-            split,
-            where,
-            _name(row, "file_name", where),
-            tuple(keypoints[key]),
+    images = []
+    for key, (row, where) in sorted(rows.items()):
+        name = _name(row, "file_name", where)
+        path_of_image = _inside(folder, name, where)
+        size = None
+        if "width" in row and "height" in row:
+            size = (int(number(row["width"], where)), int(number(row["height"], where)))
+        images.append(
+            AnnotatedImage(
+                path_of_image,
+                size,
+                tuple(boxes[key]),
+                tuple(names[key]),
+                split,
+                where,
+                name,
+                tuple(keypoints[key]),
+            )
         )
-        for key, (row, where) in sorted(rows.items())
-    ]
+    return images
 
 
 def _corners(value: Any, where: str) -> tuple[float, float, float, float]:
@@ -241,12 +248,6 @@ def _points(value: Any, count: int, where: str) -> tuple[Point, ...]:
         raise DataError(f"keypoints is {str(value)[:60]!r}", where=where, allowed=allowed)
     numbers = [number(element, f"{where}.keypoints") for element in value]
     return tuple((x, y, seen) for x, y, seen in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
-
-
-def _size(row: Plain, where: str) -> tuple[int, int] | None:
-    if "width" not in row or "height" not in row:
-        return None
-    return int(number(row["width"], where)), int(number(row["height"], where))
 
 
 def _inside(folder: Path, name: str, where: str) -> Path:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.core.errors import DataError
-from compress.core.suggestions import nearest
+from compress.core.errors import DataError, nearest
 from compress.data import class_names, files, labels, tables
 from compress.data.class_names import ClassList
 from compress.data.label_tables import are_splits, is_label_header, is_number

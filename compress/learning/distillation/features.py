@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.errors import ModelError
-from compress.core.suggestions import listing, nearest
+from compress.core.errors import ModelError, listing, nearest
 from compress.data.types import Data
 from compress.learning.distillation.settings import Features
 from compress.learning.distillation.teachers import Teacher, TeacherOutput
@@ -115,7 +114,10 @@ def set_up(
     with_features = _with_features(teacher, combined, data, specification)
     scales = (1.0,) * len(names)
     if settings.match == "projected":
-        student_features = [_projected(x, y.shape[-1]) for x, y in zip(student_features, teacher_features, strict=True)]
+        for index, teacher_feature in enumerate(teacher_features):
+            channels = teacher_feature.shape[-1]
+            if student_features[index].shape[-1] != channels:  # a dense layer over channels is a 1x1 convolution
+                student_features[index] = library.layers.Dense(channels)(student_features[index])
         scales = _variances(with_features, names, data)
     return FeatureDistillation(
         library.Model(input_tensors(student_model), [*student_outputs, *student_features]),
@@ -193,11 +195,6 @@ def _pooled(features: Any, size: tuple[int, ...]) -> Any:
         return features
     kind = layers.AdaptiveAveragePooling1D if len(size) == 1 else layers.AdaptiveAveragePooling2D
     return kind(size)(features)
-
-
-def _projected(features: Any, channels: int) -> Any:
-    """Return features with the teacher's number of channels: a dense layer over channels is a 1x1 convolution."""
-    return features if features.shape[-1] == channels else keras().layers.Dense(channels)(features)
 
 
 def _with_features(teacher: Teacher, model: Any, data: Data, specification: Specification) -> Teacher:

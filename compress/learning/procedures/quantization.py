@@ -25,14 +25,13 @@ from compress.learning.quantization import (
     calibration,
     diagnostics,
     export,
-    fidelity,
     old_scales,
     plan,
     post_training,
     qat,
 )
 from compress.learning.quantization.calibration import CalibrationSplit
-from compress.learning.quantization.fidelity import FileAgreement
+from compress.learning.quantization.diagnostics import FileAgreement
 from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.post_training import QuantizationResult
 from compress.learning.tfmot import adapter as tfmot
@@ -322,4 +321,4 @@ class _Quantization:
         with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
             file = Path(folder) / MODEL_TFLITE
             file.write_bytes(content)
-            return fidelity.compared(float_file, file, samples.held_out, judge, progress)
+            return diagnostics.compared(float_file, file, samples.held_out, judge, progress)

@@ -53,7 +53,8 @@ class TrialConverter:
         Raises:
             ModelError: TensorFlow Lite does not have an operator for a layer.
         """
-        float_graph = graph.parse(self._float_file(model))
+        known = next((content for other, content in self.known if other is model), None)
+        float_graph = graph.parse(known or export.convert_float(model))
         macs = total_macs(float_graph)
         has_loop = any(operator.name == LOOP for operator in float_graph.operators)
         try:
@@ -65,16 +66,15 @@ class TrialConverter:
             return TrialConversion(macs, has_loop, missing=placement.summary)
         return TrialConversion(macs, has_loop, len(graph.serialize(quantized)), quantized)
 
-    def _float_file(self, model: Any) -> bytes:
-        return next((content for other, content in self.known if other is model), None) or export.convert_float(model)
-
     def _quantized(self, network: Network, model: Any) -> Graph:
         """Return the 8-bit file, rewritten for the target, without the lookup of an embedding, as from `quantize`."""
         samples = self.samples[:SAMPLES]
         lookup = cut_lookup.cut(network)
         if lookup is not None:
             samples, network, model = lookup.rows(samples), lookup.network, build(lookup.network)
-        canonical = _with_biases(fold.canonical(attention_masks.limited(network, samples)[0]))
+        canonical = fold.canonical(attention_masks.limited(network, samples)[0])
+        biased = {name: _with_bias(layer, canonical) for name, layer in canonical.layers.items()}
+        canonical = canonical.edited(biased, {})
         try:
             content = export.convert(canonical, calibration.calibrate(canonical, samples))
         except export.FloatOperatorsError:
@@ -83,12 +83,8 @@ class TrialConverter:
         return self.target.legalize(quantized, quantized.feeds(samples), io="INT8").graph
 
 
-def _with_biases(network: Network) -> Network:
-    """Return the network with non-zero biases wherever training or `quantize` may add some: zeros would be dropped."""
-    return network.edited({name: _with_bias(layer, network) for name, layer in network.layers.items()}, {})
-
-
 def _with_bias(layer: Layer, network: Network) -> Layer:
+    """Return the layer with a non-zero bias if training or `quantize` may add one: zeros would be dropped."""
     if spec_of(layer).kernel is None or not layer.calls or any(weight.any() for weight in layer.weights[1:]):
         return layer
     bias = np.ones(network.shapes[LayerOutput(layer.name)][-1] or 1, np.float32)

@@ -282,7 +282,11 @@ def weight_arrays(network: Network, channels: ChannelGroups) -> list[WeightArray
         inputs, outputs = (channels.layouts[tensor] for tensor in (layer.inputs()[0], LayerOutput(layer.name)))
         spec = spec_of(layer)
         for axes, array in zip(spec.kernels, layer.weights, strict=False):
-            layouts = _kernel_layouts(axes, layer, inputs, outputs)
+            layouts: tuple[Layout, ...] = (inputs, outputs)
+            if axes.depthwise:
+                layouts = (inputs,)
+            elif layer.config.get("groups", 1) > 1:
+                layouts = (outputs,)
             channel_bytes = _BYTES_BY_CHANNEL if axes.per_channel else _BYTES_BY_UNIT
             result.append(WeightArray(array.size // prod(map(len, layouts)), layouts, channel_bytes))
         for array in layer.weights[len(spec.kernels) :]:
@@ -290,13 +294,6 @@ def weight_arrays(network: Network, channels: ChannelGroups) -> list[WeightArray
             layouts = (outputs,) if by_channel else ()
             result.append(WeightArray(array.size // prod(map(len, layouts)), layouts))
     return result
-
-
-def _kernel_layouts(axes: Kernel, layer: Layer, inputs: Layout, outputs: Layout) -> tuple[Layout, ...]:
-    """Return the layouts of the channels that a kernel has weights for."""
-    if axes.depthwise:
-        return (inputs,)
-    return (outputs,) if layer.config.get("groups", 1) > 1 else (inputs, outputs)
 
 
 @dataclass(frozen=True)

@@ -179,19 +179,14 @@ def gated_model(network: Network, channels: ChannelGroups) -> Any:
         for call, arguments in enumerate(layer.calls):
             (source,) = layer.inputs(call)
             name = replace(network, layers=layers).free_name(f"{layer.name}_gate_{call}")
-            gate = _gate_layer(name, [source, factors], channels.group[channels.layouts[source]])
-            layers[gate.name] = gate
-            shapes[LayerOutput(gate.name)] = network.shapes[source]
-            calls.append(map_tensors(arguments, {source: LayerOutput(gate.name)}.get))
+            config = {"name": name, "groups": channels.group[channels.layouts[source]].tolist()}
+            entry = {"module": None, "class_name": GATE, "config": config, "registered_name": f"{PACKAGE}>{GATE}"}
+            layers[name] = Layer(name, GATE, entry, ({"args": [source, factors], "kwargs": {}},), ())
+            shapes[LayerOutput(name)] = network.shapes[source]
+            calls.append(map_tensors(arguments, {source: LayerOutput(name)}.get))
         layers[layer.name] = replace(layer, calls=tuple(calls))
     inputs = network.inputs if isinstance(network.inputs, list) else [network.inputs]
     return build(replace(network, layers=layers, shapes=shapes, inputs=[*inputs, factors]))
-
-
-def _gate_layer(name: str, inputs: list[LayerOutput], groups: NDArray[np.int64]) -> Layer:
-    config = {"name": name, "groups": groups.tolist()}
-    entry = {"module": None, "class_name": GATE, "config": config, "registered_name": f"{PACKAGE}>{GATE}"}
-    return Layer(name, GATE, entry, ({"args": inputs, "kwargs": {}},), ())
 
 
 @cache

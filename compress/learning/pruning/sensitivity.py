@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.learning.pruning.importance import ImportanceSamples, gated_model
-from compress.learning.pruning.layer_groups import LayerGroup
 from compress.learning.pruning.prunable import PrunableNetwork
 from compress.model.ir.channel_groups import Mask
 from compress.model.ir.tensorflow import split_inputs
@@ -29,7 +28,11 @@ def sensitivity_curves(
     After each width `report` is called with the number of widths that are measured, and with the number of all widths.
     """
     step = prunable.costs.target.cost.blocks.inputs
-    widths = [_widths(group, step) for group in prunable.groups]
+    widths = []
+    for group in prunable.groups:
+        size = len(group.members)
+        rounded = {max(round(share * size) // step * step, group.minimum) for share in SHARES}
+        widths.append(sorted((width for width in rounded if width < size), reverse=True))
     total = sum(map(len, widths))
     predictor = _MaskedPredictor(prunable, samples)
     reference = predictor.logits(np.ones(len(prunable.channels.group), bool))
@@ -94,10 +97,3 @@ def _accuracy(predicted: Logits, samples: ImportanceSamples) -> list[float]:
     if not samples.has_classes:
         return []
     return [float((predicted.argmax(axis=1) == samples.labels).mean())]
-
-
-def _widths(group: LayerGroup, step: int) -> list[int]:
-    """Return the widths to measure, in the target's steps, from the largest."""
-    size = len(group.members)
-    widths = {max(round(share * size) // step * step, group.minimum) for share in SHARES}
-    return sorted((width for width in widths if width < size), reverse=True)

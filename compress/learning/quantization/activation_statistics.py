@@ -254,7 +254,9 @@ def collect(
     Raises:
         StageError: a weight or an activation is NaN or infinite.
     """
-    _check_weights(network)
+    for layer, _ in network.in_order():  # a ReLU would hide NaN
+        if not all(np.isfinite(weight).all() for weight in layer.weights):
+            raise StageError(f"the weights of layer {layer.name!r} are not finite", hint="train the model again")
     points = quantizer_placement.find(network)
     rounded = list(points)
     tensors = list(dict.fromkeys([*rounded, *by_channel]))
@@ -284,13 +286,6 @@ def collect(
     }
     prescribed = quantizer_placement.fixed(network, points)
     return summarized(extremes, points, counts, prescribed, quantizer_placement.saturating(network, points))
-
-
-def _check_weights(network: Network) -> None:
-    """Refuse NaN and infinity, also where a ReLU would hide them."""
-    for layer, _ in network.in_order():
-        if not all(np.isfinite(weight).all() for weight in layer.weights):
-            raise StageError(f"the weights of layer {layer.name!r} are not finite", hint="train the model again")
 
 
 def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: list[NDArray[Any]], first: int) -> None:

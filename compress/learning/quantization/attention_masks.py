@@ -118,7 +118,7 @@ def _masks_before(network: Network, tensor: LayerOutput, length: int) -> Iterato
 def _source(network: Network, tensor: LayerOutput) -> LayerOutput:
     """Return the tensor whose values a tensor has in another shape."""
     while network.layers[tensor.layer].calls and spec_of(network.layers[tensor.layer]).output_range == "input":
-        tensor = network.layers[tensor.layer].inputs(tensor.call)[0]
+        tensor = network.sources(tensor)[0]
     return tensor
 
 

@@ -1,18 +1,25 @@
-"""Warnings about calibration samples, a model or a result, in a sentence for the user."""
+"""The comparison of a quantized file with the float file, and warnings about samples, models and results."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.progress import SILENT, Progress
 from compress.data.preprocessed import alternatives
 from compress.learning.quantization import activation_statistics, quantizer_placement
 from compress.learning.quantization.activation_statistics import Statistics
-from compress.learning.quantization.fidelity import FileAgreement
 from compress.learning.quantization.plan import QuantizationPlan, weights_digest
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.weight_sparsity import empty
+from compress.model.tflite.interpreter import LoadedModel
+from compress.tasks.base import Judge, Rows
 
+BLOCK = 16
+"""Samples between two reports of progress."""
 FEW = 32
 """Calibration samples below which there is a warning."""
 DISAGREEING = 0.1
@@ -23,6 +30,41 @@ FITTING = 1.0
 """Size of the misfit below which another preprocessing is proposed; that of the training has about 0."""
 EXPLODING = 1e6
 """Activations of trained networks stay below this."""
+
+
+@dataclass(frozen=True)
+class FileAgreement:
+    """Outputs of a float file and of its quantized file for the same samples.
+
+    Attributes:
+        expected: outputs of the float file [n, outputs].
+        same: by sample how far both answer the same, from 0 to 1.
+        snr_db: by sample the signal-to-noise ratio of the quantized file.
+    """
+
+    expected: Rows
+    same: NDArray[np.float64]
+    snr_db: NDArray[np.float64]
+
+    @property
+    def agreement(self) -> float:
+        """The mean of `same`, rounded."""
+        return round(float(self.same.mean()), 4)
+
+
+def compared(
+    float_file: Path, quantized_file: Path, samples: NDArray[np.float32], judge: Judge, progress: Progress = SILENT
+) -> FileAgreement:
+    """Run two .tflite files on the same samples."""
+    rows = []
+    for number, file in enumerate((float_file, quantized_file)):
+        model, parts = LoadedModel(file, reproducible=True), []
+        for start in range(0, len(samples), BLOCK):
+            parts.append(model.scores(samples[start : start + BLOCK]))
+            progress.update(number * len(samples) + min(start + BLOCK, len(samples)), 2 * len(samples))
+        rows.append(np.concatenate(parts))
+    expected, actual = rows
+    return FileAgreement(expected, judge.same(expected, actual), judge.snr_db(expected, actual))
 
 
 def about_samples(samples: NDArray[np.float32]) -> list[str]:

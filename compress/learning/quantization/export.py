@@ -71,13 +71,16 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
             have no effect.
     """
-    equal_layers = _equal_layers(network, plan)
+    # The converter makes one layer of two equal ones: a layer, and its copy for a gate.
+    possible = separate_gates.find(network)
+    copied = [possible[name].source for name in plan.separated_gates if name in possible]
+    unchanged = [name for name in copied if name not in plan.factors]
     network = restructured(network, plan)
     points_by_tensor = quantizer_placement.find(network)
     points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
-    wrong += [f"no factors for {name}, whose gate it separates" for name in equal_layers]
+    wrong += [f"no factors for {name}, whose gate it separates" for name in unchanged]
     wrong += _misplaced_edits(network, plan)
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -93,13 +96,6 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
                 allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite requires",
             )
     equalization.applied(network, plan.factors)
-
-
-def _equal_layers(network: Network, plan: QuantizationPlan) -> list[str]:
-    """Return the layers that a plan copies and does not change: the converter makes one layer of both."""
-    possible = separate_gates.find(network)
-    copied = [possible[name].source for name in plan.separated_gates if name in possible]
-    return [name for name in copied if name not in plan.factors]
 
 
 def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:
@@ -130,8 +126,14 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     left = float_operators(content)
     loops = [name for name, kind in left.items() if kind == LOOP]
     if left:
-        layers = _layers_of(loops or list(left), network) if network else []
-        inside = f" in {', '.join(_described(layer, network) for layer in layers)}" if network and layers else ""
+        layers: list[Layer] = []
+        descriptions = []
+        if network is not None:
+            layers = _layers_of(loops or list(left), network)
+            for layer in layers:
+                reason = reason_to_stay(network, layer.name)  # of a recurrent layer
+                descriptions.append(f"{layer.kind} {layer.name!r}" + (f" ({reason})" if reason else ""))
+        inside = f" in {', '.join(descriptions)}" if descriptions else ""
         if loops:
             raise StageError(
                 f"{LOOP}{inside} is a loop, which cannot be quantized to 8 bits",
@@ -156,12 +158,6 @@ def _layers_of(tensors: list[str], network: Network) -> list[Layer]:
     parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
     named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
     return [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
-
-
-def _described(layer: Layer, network: Network) -> str:
-    """Return the kind and the name of a layer, and why it is not unrolled if it is recurrent."""
-    reason = reason_to_stay(network, layer.name)
-    return f"{layer.kind} {layer.name!r}" + (f" ({reason})" if reason else "")
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:

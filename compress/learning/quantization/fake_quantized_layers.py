@@ -2,7 +2,7 @@
 
 Weights are rounded symmetrically, per output channel (dense layers: one scale), with a
 straight-through gradient. Such a layer can also keep equal weights equal and zeros zero
-(`sparsity_patterns`), and include a batch norm.
+(`weight_sparsity`), and include a batch norm.
 
 Sources: Jacob et al., Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference, CVPR 2018; for the batch norm Krishnamoorthi, Quantizing

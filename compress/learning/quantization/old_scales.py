@@ -88,7 +88,9 @@ def plan_for(
                 f"the old file has {len(quantizations)} scales for {point}, which has one here",
                 hint="quantize both models with the same version",
             )
-        ranges[point] = _range(quantizations.pop()) if quantizations else ranges[point]
+        for quantization in quantizations:
+            first, last = ((end - quantization.first_zero_point) * quantization.scale[0] for end in _INT8_RANGE)
+            ranges[point] = first, last
     return replace(plan, ranges=ranges)
 
 
@@ -117,12 +119,6 @@ def _quantizations(old: Graph, probe: Graph, scale: float) -> set[Quantization]:
         if abs(tensor.quantization.scale[0] / scale - 1) < _TOLERANCE:
             quantizations.add(quantization)
     return quantizations
-
-
-def _range(quantization: Quantization) -> tuple[float, float]:
-    scale, zero_point = quantization.scale[0], quantization.zero_point[0] if quantization.zero_point else 0
-    low, high = ((end - zero_point) * scale for end in _INT8_RANGE)
-    return low, high
 
 
 def with_scales(content: bytes, old: Graph) -> ScaledFile:

@@ -1,7 +1,7 @@
 """Quantization-aware training (QAT) of a network in canonical form.
 
 Ranges start from the calibrated plan; weights are rounded in every step with a straight-through
-gradient. Zeros and clusters of the weights are kept (`sparsity_patterns`).
+gradient. Zeros and clusters of the weights are kept (`weight_sparsity`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.data.rows import blocks
 from compress.learning.context import Context
-from compress.learning.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
+from compress.learning.quantization import export, fake_quantization, quantizer_placement
 from compress.learning.quantization.fake_quantized_layers import EPSILON
-from compress.learning.quantization.fidelity import flattened
 from compress.learning.quantization.plan import QuantizationPlan, edited, nudged
 from compress.learning.quantization.post_training import QuantizationResult
 from compress.learning.quantization.search import file_outputs
 from compress.learning.quantization.settings import RoundedTraining
-from compress.learning.quantization.sparsity_patterns import Pattern
 from compress.learning.training.loop import Loss, TrainingSettings, fit, own_loss
-from compress.model.ir.keras_graph import Layer, Network, build
+from compress.model.ir import weight_sparsity
+from compress.model.ir.keras_graph import Network, build
 from compress.model.ir.layer_specs import spec_of
-from compress.model.ir.tensorflow import keras, run
+from compress.model.ir.tensorflow import flattened, keras, run
+from compress.model.ir.weight_sparsity import Pattern
 from compress.tasks.base import Judge
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -69,7 +69,7 @@ def train(
     how = how or RoundedTraining()
     start = edited(network, plan)
     ranges = replace(plan, factors={}, bias_shifts={}, rounding={})
-    points, kept = quantizer_placement.find(start), sparsity_patterns.find(start)
+    points, kept = quantizer_placement.find(start), weight_sparsity.patterns(start)
     names = fake_quantization.layer_names(start, points)
     following = names.keys() - (names if how.ranges == "fixed" else quantizer_placement.fixed(start, points)).keys()
     quantized = fake_quantization.insert(start, points, ranges, following, learned=how.ranges == "learned")
@@ -79,7 +79,12 @@ def train(
     freezing = [lambda trained: _freezing(trained, how.freeze)] if how.freeze else []
     history = fit(model, loss, settings, context, freezing)
     trained = {operation.name: operation for operation in model.operations}
-    layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
+    layers = {}
+    for name, layer in start.layers.items():
+        if layer.weights:
+            has_kernel = spec_of(layer).kernel is not None
+            weights = trained[name].plain_weights() if has_kernel else trained[name].get_weights()
+            layers[name] = replace(layer, weights=tuple(weights))
     quantizers = {name: trained[names[name]] for name in following}
     moved = {name: nudged(float(layer.low), float(layer.high)) for name, layer in quantizers.items()}
     method = f"{plan.method}, then {how.ranges} in {settings.epochs} epochs of training"
@@ -169,12 +174,6 @@ def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str
         values = (np.sqrt(variance + EPSILON), centre, centre - layer.weights[1], variance)
         moments[name] = tuple(np.asarray(value, np.float32) for value in values)
     return moments
-
-
-def _trained(layer: Layer, live: Any) -> Layer:
-    """Return the layer with the weights of its trained counterpart."""
-    plain = spec_of(layer).kernel is not None
-    return replace(layer, weights=tuple(live.plain_weights() if plain else live.get_weights()))
 
 
 def _freezing(model: Any, share: float) -> Any:

@@ -40,7 +40,16 @@ def find(network: Network) -> dict[LayerOutput, str]:
             if tensor.output not in layer.integers and not is_unused:
                 source[tensor] = range_source(layer, call, tensor)
     shared = _shared(order, source)
-    return {tensor: _name(shared.get(point, point)) for tensor, point in source.items() if point == tensor}
+    names = {}
+    for tensor in source:
+        if source[tensor] == tensor:
+            point = shared.get(tensor, tensor)
+            names[tensor] = point.layer
+            if point.call or point.output:
+                names[tensor] += f":{point.call}"
+            if point.output:
+                names[tensor] += f":{point.output}"
+    return names
 
 
 def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutput]) -> dict[LayerOutput, LayerOutput]:
@@ -92,12 +101,6 @@ def _activation(layer: Layer) -> str | None:
     return spec_of(layer).activation(layer)
 
 
-def _name(tensor: LayerOutput) -> str:
-    if tensor.output:
-        return f"{tensor.layer}:{tensor.call}:{tensor.output}"
-    return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"
-
-
 def repeated_softmax(network: Network) -> tuple[str, str] | None:
     """Return the names of two layers at the end of a network of which each applies a softmax; None without them."""
     for tensor in tensors_in(network.outputs):
@@ -106,7 +109,7 @@ def repeated_softmax(network: Network) -> tuple[str, str] | None:
             continue
         source = last.inputs(tensor.call)[0]
         while spec_of(network.layers[source.layer]).output_range == "input":  # a reshape, for example
-            source = network.layers[source.layer].inputs(source.call)[0]
+            source = network.sources(source)[0]
         before = network.layers[source.layer]
         if _applies_softmax(before):
             return before.name, last.name

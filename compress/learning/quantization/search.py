@@ -313,7 +313,8 @@ class Search:
         for choice, (factors, scaled) in candidates.items():
             if _are_close(factors, result.plan.factors):
                 continue
-            if self.as_file is None and _are_small(factors):
+            largest = max((np.abs(np.log(values)).max() for values in factors.values()), default=0.0)
+            if self.as_file is None and largest < np.log(EQUAL_CHANNELS):
                 reason = f"all factors are between {1 / EQUAL_CHANNELS:g} and {EQUAL_CHANNELS:g}"
                 result = result.with_skipped("equalization", choice, reason)
                 continue
@@ -610,12 +611,6 @@ def _are_close(first: Factors, second: Factors) -> bool:
     return first.keys() == second.keys() and all(
         np.allclose(values, second[name], rtol=0.01) for name, values in first.items()
     )
-
-
-def _are_small(factors: Factors) -> bool:
-    """Return whether factors change no channel by more than EQUAL_CHANNELS."""
-    largest = [np.abs(np.log(values)).max() for values in factors.values()]
-    return bool(max(largest, default=0.0) < np.log(EQUAL_CHANNELS))
 
 
 def _narrowing(plan: QuantizationPlan, statistics: Statistics) -> dict[str, Range]:

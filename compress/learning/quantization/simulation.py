@@ -6,7 +6,7 @@ rounds the same tensors to the same steps as the .tflite file. Only the rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from compress.learning.quantization import equalization, fake_quantization, quantizer_placement
 from compress.learning.quantization.activation_statistics import batches
-from compress.learning.quantization.fidelity import flattened
 from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, shifted
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
-from compress.model.ir.tensorflow import batch_signature, keras, run, set_weights
+from compress.model.ir.tensorflow import batch_signature, flattened, keras, run, set_weights
 
 Samples = NDArray[np.float32]
 
@@ -34,14 +33,20 @@ class Simulation:
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = _with_biases(network)
+        # A bias, 0 at first, in every layer that takes a shift.
+        without = [layer.name for layer in network.layers.values() if takes_shift(layer) and len(layer.weights) == 1]
+        zeros = {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in without}
+        self.network = shifted(network, zeros)
         self.points = quantizer_placement.find(self.network)
         self.tensors = {point: tensor for tensor, point in self.points.items()}
         names = fake_quantization.layer_names(self.network, self.points)
         start = QuantizationPlan(dict.fromkeys(self.tensors, (-1.0, 1.0)), "")
         rounding = fake_quantization.insert(self.network, self.points, start, self.tensors.keys())
         outputs = list(tensors_in(rounding.outputs))
-        values = [_rounded_value(self.points, names, tensor) for tensor in self.tensors.values()]
+        values = []
+        for point, tensor in self.tensors.items():  # tensors of one point are the calls of its quantizer, in order
+            calls = [other for other, name in self.points.items() if name == point]
+            values.append(LayerOutput(names[point], calls.index(tensor)))
         self.model = build(subnetwork(fake_quantization.switched(rounding), [*outputs, *values]))
         self._output_count = len(outputs)
         self._layers = {layer.name: layer for layer in self.model.operations}
@@ -113,19 +118,6 @@ class Simulation:
         import tensorflow
 
         return [tensorflow.constant(part) for part in batches(self.network, samples)]
-
-
-def _rounded_value(points: Mapping[LayerOutput, str], names: Mapping[str, str], tensor: LayerOutput) -> LayerOutput:
-    """Return the output of the quantizer that rounds a tensor; tensors of one point are its calls, in order."""
-    point = points[tensor]
-    calls = [other for other, name in points.items() if name == point]
-    return LayerOutput(names[point], calls.index(tensor))
-
-
-def _with_biases(network: Network) -> Network:
-    """Return the network with a bias, 0 at first, in every layer that takes a shift."""
-    added = [layer.name for layer in network.layers.values() if takes_shift(layer) and len(layer.weights) == 1]
-    return shifted(network, {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in added})
 
 
 def takes_shift(layer: Layer) -> bool:

@@ -104,7 +104,11 @@ def replace_by_relu(
         layer = network.layers[name]
         if any((name, call) in in_regions for call in range(len(layer.calls))):
             continue
-        candidate, replaced_kinds = _with_replacement(layer, network, kinds, by)
+        if spec_of(layer) == PRELU and layer.calls:
+            shape = network.shapes[LayerOutput(name)]
+            candidate, replaced_kinds = _with_channel_slopes(layer, shape, kinds)
+        else:
+            candidate, replaced_kinds = _with_relus(layer, kinds, by)
         reason = _skip_reason(layer, replaced_kinds, outputs)
         if reason is not None:
             skipped[name] = reason
@@ -153,7 +157,9 @@ def _skip_reason(layer: Layer, replaced_kinds: list[Activation], outputs: set[La
     """Return why a layer's activation is not replaced; None where it is, or where there is nothing to replace."""
     inner = _activation_setting(layer.config)
     if spec_of(layer).recurrent:
-        return _recurrent_reason(layer, inner)
+        names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
+        replaceable = next((name for name in names if name in NAMED), None)
+        return f"{replaceable} is inside a recurrent layer" if replaceable else None
     if replaced_kinds and any(tensor.layer == layer.name for tensor in outputs):
         return _output_reason(replaced_kinds[0])
     other = inner or spec_of(layer).activation(layer)
@@ -167,12 +173,6 @@ def _skip_reason(layer: Layer, replaced_kinds: list[Activation], outputs: set[La
         if nested is not None:
             return f"{nested} is inside a {layer.kind}, which is not searched"
     return None
-
-
-def _recurrent_reason(layer: Layer, inner: str | None) -> str | None:
-    names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
-    replaceable = next((name for name in names if name in NAMED), None)
-    return f"{replaceable} is inside a recurrent layer" if replaceable else None
 
 
 def _activation_setting(config: Mapping[str, Any]) -> str | None:
@@ -207,15 +207,6 @@ def _function_of_layer(layer: Layer) -> str | None:
 
 
 # --- activations that are a layer, or a setting of one -----------------------------------
-
-
-def _with_replacement(
-    layer: Layer, network: Network, kinds: Collection[Activation], by: str
-) -> tuple[Layer, list[Activation]]:
-    """Return a layer with its activations replaced, and their kinds."""
-    if spec_of(layer) == PRELU and layer.calls:
-        return _with_channel_slopes(layer, network.shapes[LayerOutput(layer.name)], kinds)
-    return _with_relus(layer, kinds, by)
 
 
 def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
@@ -317,13 +308,9 @@ def _ancestors(network: Network, output: LayerOutput) -> list[LayerOutput]:
     waiting = [output]
     for _ in range(MAX_OPERATORS):
         elementwise = (tensor for tensor in waiting if _elementwise(network, tensor))
-        waiting = list(dict.fromkeys(source for tensor in elementwise for source in _sources(network, tensor)))
+        waiting = list(dict.fromkeys(source for tensor in elementwise for source in network.sources(tensor)))
         ancestors.update(dict.fromkeys(waiting))
     return list(ancestors)
-
-
-def _sources(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    return network.layers[tensor.layer].inputs(tensor.call)
 
 
 def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -> frozenset[Call] | None:
@@ -337,7 +324,7 @@ def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -
         if not _elementwise(network, tensor) or len(calls) >= MAX_OPERATORS:
             return None
         calls.add((tensor.layer, tensor.call))
-        waiting += _sources(network, tensor)
+        waiting += network.sources(tensor)
     return frozenset(calls)
 
 

@@ -92,7 +92,7 @@ def _is_map(network: Network, tensor: LayerOutput) -> bool:
 def _computed_from(network: Network, factor: LayerOutput, map: LayerOutput) -> bool:
     """Whether a factor depends on a map alone, or on the tensors that the map is an activation or norm of."""
     sources = {map}
-    while len(inputs := _inputs(network, map)) == 1 and network.shapes[inputs[0]] == network.shapes[map]:
+    while len(inputs := network.sources(map)) == 1 and network.shapes[inputs[0]] == network.shapes[map]:
         (map,) = inputs
         sources.add(map)
     waiting = [factor]
@@ -104,12 +104,8 @@ def _computed_from(network: Network, factor: LayerOutput, map: LayerOutput) -> b
         visited.add(tensor)
         if not network.layers[tensor.layer].calls:
             return False
-        waiting += _inputs(network, tensor)
+        waiting += network.sources(tensor)
     return True
-
-
-def _inputs(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    return network.layers[tensor.layer].inputs(tensor.call)
 
 
 def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32]) -> dict[Gate, GateStatistics]:

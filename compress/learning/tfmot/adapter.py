@@ -382,7 +382,10 @@ class Prepared:
 
     def trained(self, method: str) -> tuple[Network, QuantizationPlan]:
         """Return the network in canonical form with the weights of the model, and the plan with its ranges."""
-        ranges = {**self.plan.ranges, **{name: _range(layer) for name, layer in self.rounded.items()}}
+        ranges = dict(self.plan.ranges)
+        for name, layer in self.rounded.items():
+            low, high = (float(layer.quantizer_vars[end]) for end in ("min_var", "max_var"))
+            ranges[name] = nudged(low, high)
         network = fold.canonical(taken_back(self.network, self.legacy.weights()))
         return network, QuantizationPlan(ranges, method)
 
@@ -426,10 +429,16 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     canonical = fold.canonical(network)
     points = quantizer_placement.find(canonical)
     following = set(points.values()) - quantizer_placement.fixed(canonical, points).keys()
-    behind = _behind_norms(network, canonical, points)
+    norms = [layer for name, layer in network.layers.items() if name not in canonical.layers]
+    after_norm = {norm.inputs()[0]: LayerOutput(norm.name) for norm in norms}
+    behind = {after_norm.get(tensor, tensor): name for tensor, name in points.items()}
     names = {layer: name for name, layer in fake_quantization.layer_names(network, behind).items()}
-    redundancies = weight_sparsity.by_layer(network)
-    preserved = {name: _preserved(network.layers[name], redundancy) for name, redundancy in redundancies.items()}
+    preserved: dict[str, str] = {}
+    for name, redundancy in weight_sparsity.by_layer(network).items():
+        kept = ["zeros"] if redundancy.sparse else []
+        if redundancy.clustered and network.layers[name].kind not in CHANNELWISE:  # tfmot does not cluster those
+            kept.append("clusters")
+        preserved[name] = " and ".join(kept)
     rounded: dict[str, Any] = {}
     refused: list[Layer] = []
 
@@ -455,19 +464,6 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
         for end, value in zip(("min_var", "max_var"), plan.ranges[name], strict=True):
             layer.quantizer_vars[end].assign(value)
     return Prepared(network, rebuilt, plan, rounded, {name: what for name, what in preserved.items() if what})
-
-
-def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOutput, str]) -> dict[LayerOutput, str]:
-    """Return the points of a network whose batch norm is not folded: they are after the batch norm."""
-    norms = [layer for name, layer in network.layers.items() if name not in canonical.layers]
-    behind = {norm.inputs()[0]: LayerOutput(norm.name) for norm in norms}
-    return {behind.get(tensor, tensor): name for tensor, name in points.items()}
-
-
-def _preserved(layer: Layer, redundancy: weight_sparsity.Redundancy) -> str:
-    """Return the pattern of a kernel that the training keeps; tfmot does not cluster CHANNELWISE kernels."""
-    parts = {"zeros": redundancy.sparse, "clusters": redundancy.clustered and layer.kind not in CHANNELWISE}
-    return " and ".join(name for name, there in parts.items() if there)
 
 
 def _registry(preserved: str) -> Any:
@@ -530,8 +526,3 @@ def _channelwise() -> Any:
             return tensorflow.reshape(super().__call__(flat, training, weights, **kwargs), inputs.shape)
 
     return Channelwise
-
-
-def _range(layer: Any) -> tuple[float, float]:
-    low, high = (float(layer.quantizer_vars[end]) for end in ("min_var", "max_var"))
-    return nudged(low, high)

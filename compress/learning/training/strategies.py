@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from compress.core.errors import PipelineError, StageError, cause_of
-from compress.core.execution import Execution
 from compress.core.files import digest_of
 from compress.core.resources import manual
+from compress.learning.context import Execution
 from compress.learning.training.batches import Shares
 from compress.model.ir.tensorflow import keras
 

@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.core.errors import ModelError
+from compress.core.errors import ModelError, listing, nearest
 from compress.core.settings import Settings
-from compress.core.suggestions import listing, nearest
 from compress.learning.training.loop import Rate
 from compress.model.ir import keras_graph
 from compress.model.ir.passes import cut_head

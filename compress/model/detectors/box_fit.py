@@ -307,8 +307,10 @@ def _ssd(settings: dict[str, Any], samples: Sequence[_Samples]) -> BoxFit | None
     if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
         return None
     rows, columns = samples[0].cells
-    if rows > 1 and _range(centres[0][:columns, 0]) > 0.5 / rows:  # y and x are exchanged: it grows in a row
-        return None
+    first_row = centres[0][:columns, 0]
+    is_known = np.isfinite(first_row).any()
+    if rows > 1 and is_known and np.nanmax(first_row) - np.nanmin(first_row) > 0.5 / rows:
+        return None  # y and x are exchanged: it grows in a row
     *forms, single = _forms(fits, samples)
     for maps in forms:
         judged = _judged(known, maps, samples)
@@ -346,10 +348,6 @@ def _lattice(anchors: Doubles, cells: tuple[int, int]) -> Doubles:
             medians = [np.nanmedian(centres[positions == position]) for position in known]
             lattice[:, number, index] = np.polyval(np.polyfit(known, medians, min(1, len(known) - 1)), positions)
     return lattice
-
-
-def _range(values: Doubles) -> float:
-    return float(np.nanmax(values) - np.nanmin(values)) if np.isfinite(values).any() else 0.0
 
 
 def _lines(raw: Doubles, boxes: Doubles) -> tuple[Doubles, Doubles] | None:

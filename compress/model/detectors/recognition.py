@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.model.detectors import box_fit
 from compress.model.detectors.families import AUTO, BY_ANCHORS, PRESETS, USUAL_BINS, Preset, Sizes
-from compress.model.detectors.probing import Tail, probes, tail_of
+from compress.model.detectors.probing import probes, tail_of
 from compress.model.detectors.roles import MapRoles, roles_of
 from compress.model.ir.keras_graph import Network, tensors_in
 from deploy.contract.box_codes import WITH_ANCHORS
@@ -63,7 +63,11 @@ def recognize(network: Network, family: str = "auto", *, rounded: bool = False) 
     if len(sources) != 1 or len(size) != 2 or None in size:
         return None
     tail = tail_of(network)
-    if tail is None or not _is_as_coarse_as_a_detector(tail, int(size[0] or 0)):
+    if tail is None:
+        return None
+    finest = max(head.cells[0] for head in tail.maps)
+    positions = sum(head.positions for head in tail.maps)
+    if finest * LEAST_STRIDE > int(size[0] or 0) or positions > MOST_CELLS:
         return None
     map_probes = probes(tail, np.random.default_rng(SEED))
     if map_probes is None:
@@ -76,12 +80,6 @@ def recognize(network: Network, family: str = "auto", *, rounded: bool = False) 
     height, width = int(size[0] or 0), int(size[1] or 0)
     close = box_fit.CLOSE_IN_8_BITS if rounded else box_fit.CLOSE
     return _described(maps, preset, (height, width), left_out, close)
-
-
-def _is_as_coarse_as_a_detector(tail: Tail, rows: int) -> bool:
-    """Return whether the maps are as coarse as the maps of a detector for an image with these rows."""
-    finest = max(head.cells[0] for head in tail.maps)
-    return finest * LEAST_STRIDE <= rows and sum(head.positions for head in tail.maps) <= MOST_CELLS
 
 
 def _described(

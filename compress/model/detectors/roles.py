@@ -277,7 +277,9 @@ def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
     background = preset.background
     measured = not softmax or background is not None or known[0].objectness is not None
     if not measured:
-        background = "first" if not missing else _removed_column(groups[0])
+        # The background is the end of the softmax that the outputs leave out.
+        kept = {value.channels[0] for value in groups[0] if value.kind is ValueKind.SOFTMAX}
+        background = "last" if missing and all_scores[0][0] in kept else "first"
     return MapRoles(
         probe,
         tuple(known),
@@ -293,13 +295,6 @@ def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
 
 def _softmax_channels(values: Sequence[Value]) -> tuple[int, ...]:
     return tuple(sorted({channel for value in values if value.kind is ValueKind.SOFTMAX for channel in value.channels}))
-
-
-def _removed_column(values: Sequence[Value]) -> str:
-    """Return the end of the softmax that the outputs leave out: the background."""
-    channels = _softmax_channels(values)
-    kept = {value.channels[0] for value in values if value.kind is ValueKind.SOFTMAX}
-    return "first" if channels[0] not in kept else "last"
 
 
 def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compress.core.errors import ModelError, UntrustedError, reason_of
+from compress.core.errors import ModelError, UntrustedError, listing, nearest, reason_of
 from compress.core.resources import manual, shipped
-from compress.core.suggestions import listing, nearest
 
 FUNCTION = "build"
 OURS = frozenset({"compress", "darwinn", "deploy"})

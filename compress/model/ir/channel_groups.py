@@ -124,18 +124,15 @@ def find_groups_by(rule: LayoutRule, network: Network) -> ChannelGroups:
         inputs = trace.inputs(layer, call)
         outputs = outputs_of.get((layer.name, call), [])
         layout = rule(layer, call, inputs, trace)
-        if layout is None and layer.calls and not ends.issuperset(outputs) and _matters(layer, inputs, trace):
-            unsupported[layer.name] = None
+        if layout is None and layer.calls and not ends.issuperset(outputs):
+            has_kernels = any(weight.ndim > 1 for weight in layer.weights)
+            if has_kernels or any(trace.has_unpinned(channels) for channels in inputs):
+                unsupported[layer.name] = None
         for tensor in outputs:
             trace.layouts[tensor] = _pinned_layout(inputs, network.shapes[tensor], trace) if layout is None else layout
     for tensor in ends:
         trace.pin(trace.layouts[tensor])
     return trace.groups(tuple(unsupported))
-
-
-def _matters(layer: Layer, inputs: list[Layout], trace: ChannelTrace) -> bool:
-    """Whether a layer reads channels that are not pinned yet, or has kernels."""
-    return any(trace.has_unpinned(layout) for layout in inputs) or any(weight.ndim > 1 for weight in layer.weights)
 
 
 def _pinned_layout(inputs: list[Layout], shape: tuple[int | None, ...], trace: ChannelTrace) -> Layout:
@@ -291,17 +288,13 @@ def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> La
     if spec.kernels:
         return _with_narrower_kernels(layer, inputs, outputs)
     if spec.channels == "preserves" and spec.weights_by_channel:
-        return replace(layer, weights=tuple(_along_channels(weight, outputs) for weight in layer.weights))
+        along_channels = (len(outputs),)
+        weights = (weight[..., outputs] if weight.shape[-1:] == along_channels else weight for weight in layer.weights)
+        return replace(layer, weights=tuple(weights))
     if "target_shape" in layer.config:
         shape = network.shapes[LayerOutput(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(outputs.sum())])
     return layer
-
-
-def _along_channels(weight: NDArray[Any], kept: Mask) -> NDArray[Any]:
-    """Return the weights of the kept channels; an array that does not run along the channels stays."""
-    runs_along = bool(weight.shape) and weight.shape[-1] == len(kept)
-    return weight[..., kept] if runs_along else weight
 
 
 def _with_narrower_kernels(layer: Layer, inputs: Mask, outputs: Mask) -> Layer:

@@ -100,6 +100,10 @@ class Network:
                     readers.setdefault(tensor, []).append((layer.name, call))
         return readers
 
+    def sources(self, tensor: LayerOutput) -> list[LayerOutput]:
+        """Return the tensors from which a layer computes a tensor."""
+        return self.layers[tensor.layer].inputs(tensor.call)
+
     def outputs_by_call(self) -> dict[tuple[str, int], list[LayerOutput]]:
         """Return for each call (layer, number) its outputs, in order."""
         outputs: dict[tuple[str, int], list[LayerOutput]] = {}
@@ -143,7 +147,11 @@ class Network:
             moved: tensors whose readers read another tensor instead.
         """
         merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}
-        follow = {tensor: _follow(tensor, moved) for tensor in moved}
+        follow = {}
+        for tensor, target in moved.items():
+            while target in moved:
+                target = moved[target]
+            follow[tensor] = target
         return replace(
             self,
             layers={name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()},
@@ -184,14 +192,8 @@ def used_calls(network: Network) -> set[tuple[str, int]]:
         tensor = waiting.pop()
         if (tensor.layer, tensor.call) not in used:
             used.add((tensor.layer, tensor.call))
-            waiting += network.layers[tensor.layer].inputs(tensor.call)
+            waiting += network.sources(tensor)
     return used
-
-
-def _follow(tensor: LayerOutput, moved: Mapping[LayerOutput, LayerOutput]) -> LayerOutput:
-    while tensor in moved:
-        tensor = moved[tensor]
-    return tensor
 
 
 def tensors_in(structure: Any) -> Iterator[LayerOutput]:

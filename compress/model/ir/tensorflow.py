@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deploy.contract.tensors import TensorLayout
 
@@ -35,6 +36,12 @@ def run(model: Any, samples: Any, training: bool = False) -> Any:
     (`deploy.contract.tensors`).
     """
     return model(model_inputs(model, samples), training=training)
+
+
+def flattened(outputs: Any) -> NDArray[Any]:
+    """Return the output of a Keras model, or its outputs one after the other, as rows."""
+    parts = outputs if isinstance(outputs, list | tuple) else [outputs]
+    return np.concatenate([np.asarray(part).reshape(len(part), -1) for part in parts], axis=1)
 
 
 def model_inputs(model: Any, samples: Any) -> Any:

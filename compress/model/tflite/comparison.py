@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import numpy_files
 from compress.core.errors import DataError, ModelError, reason_of
+from compress.core.files import NUMPY_ERRORS
 from compress.model.tflite import edit, limits
 from compress.model.tflite.graph import DTYPES, Graph, Tensor, serialize
 from compress.model.tflite.runtime import IsolatedInterpreter
@@ -148,7 +148,7 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
     try:
         stored = np.load(path, allow_pickle=False)
         arrays = {next(iter(tensors)): stored} if isinstance(stored, np.ndarray) else dict(stored)
-    except (OSError, *numpy_files.ERRORS) as error:
+    except (OSError, *NUMPY_ERRORS) as error:
         raise DataError(
             f"cannot be read: {reason_of(error)}", where=str(path), hint="give a .npy or .npz file"
         ) from error

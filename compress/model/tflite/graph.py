@@ -63,6 +63,11 @@ class Quantization:
         """Whether the tensor has more than one scale."""
         return len(self.scale) > 1
 
+    @property
+    def first_zero_point(self) -> int:
+        """The zero point of the first scale; 0 in a file without zero points."""
+        return self.zero_point[0] if self.zero_point else 0
+
     @cached_property
     def one_scale(self) -> bool:
         """Whether all scales are equal."""
@@ -191,7 +196,7 @@ class Graph:
         signatures = self.source.signatureDefs or []
         if len(signatures) != 1 or len(self.outputs) < 2:
             return {}
-        return {int(entry.tensorIndex): _text(entry.name or "") for entry in signatures[0].outputs or []}
+        return {int(entry.tensorIndex): text_of(entry.name or "") for entry in signatures[0].outputs or []}
 
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
@@ -359,7 +364,8 @@ def _names(enumeration: Any) -> dict[int, str]:
     return {number: name for name, number in vars(enumeration).items() if not name.startswith("_")}
 
 
-def _text(stored: Any) -> str:
+def text_of(stored: Any) -> str:
+    """Return a string of the file, which the reader gives as bytes or as text."""
     return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
 
 
@@ -369,7 +375,7 @@ def _operator_code(code: Any, names: dict[int, str]) -> tuple[str, bool, int]:
     limits.check_version(code.version)
     name = names.get(number, f"BUILTIN_{number}")
     if name == "CUSTOM":
-        return _text(code.customCode), True, code.version
+        return text_of(code.customCode), True, code.version
     return name, False, code.version
 
 
@@ -393,7 +399,7 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
         limits.check_quantization(index, dtype, shape, scale, zero_point, axis)
     return Tensor(
         index,
-        _text(tensor.name or ""),
+        text_of(tensor.name or ""),
         dtype,
         shape,
         any(size < 0 for size in _integers(tensor.shapeSignature)[1:]),

@@ -16,7 +16,7 @@ from compress.core.files import file_digest
 from compress.data.preprocessed import displayed
 from compress.data.types import Data, Split
 from compress.results.evaluation import ExampleKind, ExampleRecord, ExamplesRecord, PictureRecord
-from compress.tasks.base import Drawn, Illustrator
+from compress.tasks.base import Illustrator
 from compress.tasks.base import Image as Pixels
 
 DIFFERENT = 4
@@ -59,7 +59,11 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         label = illustrator.label(canvas.copy(), sample)
         drawn = dict(zip(("original", "result"), illustrator.answers(canvas, sample), strict=True))
         pictures = {"label": label} | drawn if label is not None else drawn
-        written = [_written(folder / f"{number}-{shows}.jpg", shows, picture) for shows, picture in pictures.items()]
+        written = []
+        for shows, picture in pictures.items():
+            path = folder / f"{number}-{shows}.jpg"
+            path.write_bytes(_jpeg(picture.image))
+            written.append(PictureRecord(shows, path.name, file_digest(path), picture.text))
         name = data.describe(split, sample)
         if PurePath(name).is_absolute():  # outside of the data: the record has no folders of this machine
             name = PurePath(name).name
@@ -94,11 +98,6 @@ def _thumbnail(image: Pixels) -> Pixels:
         return np.ascontiguousarray(image.repeat(SIDE // longest, axis=0).repeat(SIDE // longest, axis=1))
     size = (max(round(width * SIDE / longest), 1), max(round(height * SIDE / longest), 1))
     return np.array(Image.fromarray(image).resize(size, Resampling.BILINEAR))
-
-
-def _written(path: Path, shows: str, drawn: Drawn) -> PictureRecord:
-    path.write_bytes(_jpeg(drawn.image))
-    return PictureRecord(shows, path.name, file_digest(path), drawn.text)
 
 
 def _jpeg(image: Pixels) -> bytes:

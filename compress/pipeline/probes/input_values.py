@@ -40,8 +40,13 @@ def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Fact
     integers = np.iinfo(tensor.dtype)
     low, high = ((limit - tensor.zero_point) * tensor.scale for limit in (integers.min, integers.max))
     looked = np.asarray(samples[:SAMPLES])
-    fitting = [alternative for alternative in alternatives(looked) if _fits(alternative(looked), low, high)]
-    best = next(iter(fitting), None)
+    best = None
+    for alternative in alternatives(looked):
+        changed = alternative(looked)
+        fills_a_quarter = float(np.ptp(changed)) > 0.25 * (high - low)
+        if fills_a_quarter and _outside(changed, low, high) == 0:
+            best = alternative
+            break
     return {
         "low": low,
         "high": high,
@@ -56,11 +61,6 @@ def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Fact
 def _outside(samples: NDArray[np.float32], low: float, high: float) -> float:
     step = (high - low) / 255
     return float(((samples < low - step) | (samples > high + step)).mean())
-
-
-def _fits(samples: NDArray[np.float32], low: float, high: float) -> bool:
-    """Return whether samples are inside of the range, and fill a quarter of it or more."""
-    return _outside(samples, low, high) == 0 and float(np.ptp(samples)) > 0.25 * (high - low)
 
 
 class InputAlternatives(Probe):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.core.errors import PipelineError
+from compress.core.errors import PipelineError, listing, nearest, shown
 from compress.core.measurement import SIZES, Metric
-from compress.core.suggestions import listing, nearest, shown
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import Document, DocumentNode
 from compress.results.search import TrialRecord

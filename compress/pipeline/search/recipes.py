@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from compress.core.errors import CorallineError, PipelineError, StageError
+from compress.core.errors import CorallineError, PipelineError, StageError, listing
 from compress.core.measurement import Metric
-from compress.core.suggestions import listing
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.search.goals import Goals, Limit, is_cost

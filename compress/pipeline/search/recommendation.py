@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compress.core.errors import listing
 from compress.core.measurement import SIZES, Metric
-from compress.core.suggestions import listing
 from compress.pipeline.schema import Budget, Pipeline
 from compress.pipeline.search.goals import LATENCY, Goals, Limit, front, is_cost, losses
 from compress.pipeline.yaml_file import Document
@@ -200,16 +200,11 @@ def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], ta
             if best is None:
                 limits.append(Limit(name, task, math.inf if task.higher_is_better else -math.inf, 1.0))
             else:
-                limits.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
+                worst = best - bound
+                if not task.higher_is_better:  # an increase is a fraction of the original's value, unless that is 0
+                    worst = best * (1 + bound) if best else bound
+                limits.append(Limit(name, task, worst, max(abs(best), 1e-9)))
     return limits
-
-
-def _worst(best: float, bound: float, task: Metric) -> float:
-    """Return the worst value that a budget allows; an increase is a fraction of the original's value, unless that is
-    0."""
-    if task.higher_is_better:
-        return best - bound
-    return best * (1 + bound) if best else bound
 
 
 def _in_words(limit: Limit, budget: Mapping[str, float]) -> str:

@@ -14,8 +14,7 @@ from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError, StageError, StoreError
 from compress.core.files import digest_of, explain, write_atomically
 from compress.core.measurement import Measurement
-from compress.core.resources import manual
-from compress.core.version import __version__
+from compress.core.resources import __version__, manual
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.search.early_stop import expected
@@ -268,8 +267,17 @@ class SettingsSearch:
             return True
         title = f"trial {record.number} {title}"
         self._trials_run += 1
-        self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
-        self._refuse_failing(record)
+        counted.append(record)
+        timed = [trial.seconds for trial in counted if trial.seconds]
+        trials_left = self._plan.trials - len(counted)
+        time_left = ""
+        if trials_left and timed:
+            time_left = f"; about {seconds(sum(timed) / len(timed) * trials_left)} left"
+        self._show(f"{title}: {self._in_words(record)}{time_left}")
+        # -1 after the first trial of this process that has worked.
+        self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
+        if self._failures == FIRST_FAILURES:
+            raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
         return True
 
     def _waits_for(self, running: Sequence[TrialRecord]) -> bool:
@@ -282,16 +290,6 @@ class SettingsSearch:
             self._waiting = True
         time.sleep(POLL_S)
         return True
-
-    def _refuse_failing(self, record: TrialRecord) -> None:
-        """Refuse to go on if nothing has worked since this process began.
-
-        Raises:
-            StageError: the first trials failed.
-        """
-        self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
-        if self._failures == FIRST_FAILURES:
-            raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
 
     def _why_exhausted(self, records: Sequence[TrialRecord]) -> str:
         """Return why there is probably nothing new to try; "" if there is."""
@@ -341,11 +339,6 @@ class SettingsSearch:
             text += f" (violates {', '.join(violated)})"
         settings = ", ".join(f"{name} {search_page.value_text(value)}" for name, value in record.settings.items())
         return f"{text}; {settings}; {seconds(record.seconds)}"
-
-    def _time_left(self, counted: Sequence[TrialRecord]) -> str:
-        timed = [record.seconds for record in counted if record.seconds]
-        left = self._plan.trials - len(counted)
-        return f"; about {seconds(sum(timed) / len(timed) * left)} left" if left and timed else ""
 
     def _completed(self, trial: TrialRecord, title: str) -> FrontPoint:
         """Return a point of the front after its complete run."""

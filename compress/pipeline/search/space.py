@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from compress.core.errors import CorallineError, PipelineError
-from compress.core.suggestions import listing, nearest, shown
+from compress.core.errors import CorallineError, PipelineError, listing, nearest, shown
 from compress.model.importers import builder as builders
 from compress.pipeline.schema import ModelSettings
 from compress.pipeline.yaml_file import Document, DocumentNode, Location

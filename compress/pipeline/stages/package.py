@@ -24,7 +24,7 @@ from compress.core.artifact import (
 )
 from compress.core.errors import StageError
 from compress.core.files import file_digest
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.learning.context import Context, Need
 from compress.model.tflite import graph
 from compress.pipeline.stage import Stage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -29,18 +30,16 @@ class _Redundant(Stage, EpochSettings):
         """Return tfmot."""
         return ("tfmot",)
 
-    def run(self, artifact: Artifact, context: Context) -> Facts:
-        """Write the trained model; return the pattern of each layer, the compressed sizes, and the history."""
-        from compress.model.ir import keras_graph
-        from compress.model.ir.tensorflow import keras
-        from compress.pipeline.stages import working_model
 
-        keras(context.seed)
-        network, facts = self._trained(keras_graph.read(working_model.read(artifact, context)), context)
-        return facts | working_model.write_redundant(network, artifact, context)
+def _retrained(artifact: Artifact, context: Context, train: Callable[[Network], tuple[Network, Facts]]) -> Facts:
+    """Write the trained model; return the pattern of each layer, the compressed sizes, and the history."""
+    from compress.model.ir import keras_graph
+    from compress.model.ir.tensorflow import keras
+    from compress.pipeline.stages import working_model
 
-    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
-        raise NotImplementedError
+    keras(context.seed)
+    network, facts = train(keras_graph.read(working_model.read(artifact, context)))
+    return facts | working_model.write_redundant(network, artifact, context)
 
 
 class Sparsify(_Redundant):
@@ -57,10 +56,11 @@ class Sparsify(_Redundant):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; it falls to 0 along a cosine."""
 
-    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train and write the sparse model."""
         from compress.learning.tfmot import adapter
 
-        return adapter.sparsify(network, self.sparsity, self, context)
+        return _retrained(artifact, context, lambda network: adapter.sparsify(network, self.sparsity, self, context))
 
 
 class Cluster(_Redundant):
@@ -77,7 +77,8 @@ class Cluster(_Redundant):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Initial learning rate of Adam; it falls to 0 along a cosine."""
 
-    def _trained(self, network: Network, context: Context) -> tuple[Network, Facts]:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train and write the clustered model."""
         from compress.learning.tfmot import adapter
 
-        return adapter.cluster(network, self.clusters, self, context)
+        return _retrained(artifact, context, lambda network: adapter.cluster(network, self.clusters, self, context))

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from compress.core import memory
 from compress.core.files import explain
 from compress.core.progress import Phase, Progress, RunStep
 from compress.core.progress.tracker import Reading, Tracker
-from compress.core.version import __version__
+from compress.core.resources import __version__
 from compress.surface.cli.output import discard
 from deploy.contract import printable
 
@@ -333,8 +333,10 @@ def _parts(reading: Reading, left: float | None) -> list[str]:
         "" if reading.fraction is None else f"{int(reading.fraction * 100)}%",
         str(timedelta(seconds=int(reading.elapsed))),
         "" if left is None else f"about {timedelta(seconds=int(left))} left",
-        *(_metric(name, value, references) for name, value in reading.metrics.items()),
     ]
+    for name, value in reading.metrics.items():
+        text = f"{name} {value:.3f}" if abs(value) < 1000 else f"{name} {value:.3g}"
+        texts.append(f"{text} (guessing {references[name]:.2f})" if name in references else text)
     return [text for text in texts if text]
 
 
@@ -348,9 +350,3 @@ def _steps(reading: Reading) -> str:
         current = min(max(reading.done - 1, 0) // per_round + 1, phase.rounds)
         return f"epoch {current:,} of {phase.rounds:,}"
     return f"{phase.unit} {min(max(reading.done, 1), reading.total):,} of {reading.total:,}"
-
-
-def _metric(name: str, value: float, references: Mapping[str, float]) -> str:
-    """Return a metric, with the value to compare it with where there is one."""
-    text = f"{name} {value:.3f}" if abs(value) < 1000 else f"{name} {value:.3g}"
-    return f"{text} (guessing {references[name]:.2f})" if name in references else text

@@ -81,16 +81,16 @@ class _NotedProgress(SilentProgress):
 def data(options: argparse.Namespace) -> int:
     """`python -m compress data`."""
     from compress.core.errors import DataError
-    from compress.data import examine
-    from compress.data.summary import describe
+    from compress.data import manifest
+    from compress.data.summary import describe, examine
     from compress.pipeline.schema import load
 
     dataset = load(options.pipeline).data
     lines = []
     if options.write_manifest:
-        count = examine.write_manifest(dataset, options.write_manifest)
+        count = manifest.write_for(dataset.source, options.write_manifest)
         lines.append(f"{options.write_manifest}: checksums of {count:,} files")
-    summary, refused = examine.examine(dataset, _NotedProgress())
+    summary, refused = examine(dataset, _NotedProgress())
     show(summary, "\n".join([*lines, describe(summary)]), as_json=options.json)
     return DataError.exit_code if refused else 0
 

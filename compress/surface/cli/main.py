@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.core.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError
-from compress.core.resources import manual
-from compress.core.version import __version__
+from compress.core.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError, listing, nearest
+from compress.core.resources import __version__, manual
 from compress.surface.cli import (
     data,
     devices,
@@ -114,8 +113,6 @@ def with_command(arguments: Sequence[str], commands: Sequence[str]) -> list[str]
         return list(arguments)
     is_like_a_path = "." in first or os.sep in first or Path(first).exists()
     if first and not is_like_a_path and not first.startswith("-"):
-        from compress.core.suggestions import listing, nearest
-
         allowed = f"a pipeline file, {listing(commands)}"
         raise PipelineError(f"unknown command {first!r}", allowed=allowed, hint=nearest(first, commands))
     return ["run", *arguments]

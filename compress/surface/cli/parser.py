@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from compress.core.errors import PipelineError
+from compress.core.errors import PipelineError, nearest
 from compress.surface.cli.output import write
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
     """Refuse arguments that a command does not have."""
     if not unknown:
         return
-    from compress.core.suggestions import nearest
-
     options = (word.partition("=")[0] for word in unknown if word.startswith("--"))
     suggestions = [nearest(option, parser.option_names) for option in options]
     hint = next(filter(None, suggestions), SEE_HELP)

@@ -9,19 +9,21 @@ from operator import or_
 from typing import Any
 
 from compress.model.tflite import lookup
-from compress.model.tflite.graph import NONE, Graph, Operator
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.results.encoding import encode
 from compress.results.placement import OperatorPlacement
 from compress.targets.base import Target
-from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import CONSTANTS
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, Placement, place
 from compress.targets.edgetpu.rules import refusing_damaged
+from darwinn.blocks import position, round_up
 
 SCHEMA_VERSION = 1
+TILES = CONSTANTS.tiles
 TILE_BYTES = CONSTANTS.memory.narrow_bytes_per_tile
+_WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
         )
         uncertain = {op.name for op, count in zip(mapped, counts, strict=True) if not count.is_confirmed}
         unconfirmed = tuple(sorted(uncertain))
-        activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
+        activation_bytes = activation_bytes_per_tile(graph, on_tpu)
         subgraphs = _partition_count(graph.operators, on_tpu)
     return Check(
         placement.ops,
@@ -235,3 +237,71 @@ def _blockers(operators: Sequence[Operator], placed: Sequence[OperatorPlacement]
         macs = sum(count for causes, count in macs_by_causes.items() if causes >> bit & 1)
         blockers.append(Blocker(op.index, op.op, op.output, macs, op.reason))
     return tuple(sorted(blockers, key=lambda blocker: -blocker.macs))
+
+
+# --- activation memory ----------------------------------------------------------------
+
+
+def activation_bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
+    """Return the largest sum of live activations in one tile, over all Edge TPU operators in execution order.
+
+    Feature maps are divided into 4x4 tiles along height and width. Each tile has 192 KiB of "narrow" memory. If a model
+    needs more, the compiler works in several passes or fails; the condition is unknown. Source of the formula:
+    comparison with `used_narrow_memory_bytes_per_tile` in compiled models.
+    """
+    operators = [operator for operator in graph.operators if operator.index in on_tpu]
+    last_use = {index: operator.index for operator in operators for index in (*operator.inputs, *operator.outputs)}
+    tiles: dict[int, int] = {}
+    alive: set[int] = set()
+    live_bytes = largest = 0
+    for operator in operators:
+        operands = {
+            tensor.index: tensor
+            for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator))
+            if not tensor.is_constant
+        }
+        for index in operands.keys() - alive:
+            if index not in tiles:
+                tiles[index] = _tile(operands[index], graph)
+            live_bytes += tiles[index]
+        alive |= operands.keys()
+        largest = max(largest, live_bytes + _extra(operator, graph))
+        dead = {index for index in operands if last_use[index] <= operator.index}
+        alive -= dead
+        live_bytes -= sum(tiles[index] for index in dead)
+    return largest
+
+
+def _tile(tensor: Tensor, graph: Graph) -> int:
+    """Return the bytes of one tile of a tensor, with the border that its consumers read. Every tile holds a vector."""
+    height, width, channels = position(tensor)
+    if height * width == 1:
+        return round_up(channels, 4)
+    border_h, border_w = 0, 0
+    for consumer in graph.consumers.get(tensor.index, ()):
+        if consumer.name in _WINDOWED:
+            _, kernel_h, kernel_w, _ = graph.tensors[consumer.inputs[1]].shape
+            border_h = max(border_h, _border(consumer, kernel_h, "H"))
+            border_w = max(border_w, _border(consumer, kernel_w, "W"))
+    return (-(-height // TILES) + border_h) * (-(-width // TILES) + border_w) * round_up(channels, 4)
+
+
+def _border(operator: Operator, kernel: int, letter: str) -> int:
+    if operator.name == "TRANSPOSE_CONV":  # positions of the input that reach into a tile of the output
+        return int(max(kernel - 1, 0) // max(operator.option(f"stride{letter}", 1), 1))
+    reach = (kernel - 1) * operator.option(f"dilation{letter}Factor", 1) + 1
+    return int(max(reach - operator.option(f"stride{letter}", 1), 0))
+
+
+def _extra(operator: Operator, graph: Graph) -> int:
+    """Return the memory that an operator needs in addition to its tensors: for a flattened map, and for a product."""
+    inputs = [tensor for tensor in graph.input_tensors(operator) if not tensor.is_constant]
+    if operator.name == "RESHAPE" and inputs:
+        height, width, channels = position(inputs[0])
+        flat = graph.output_tensors(operator)[0]
+        return (
+            height * width * round_up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0
+        )
+    if operator.name == "MUL" and len(inputs) == 2:
+        return 4 * _tile(graph.output_tensors(operator)[0], graph)
+    return 0

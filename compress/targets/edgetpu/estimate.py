@@ -166,7 +166,7 @@ def _estimate(
     bus = constants.hosts[host]
     on_tpu = {op.index for op in checked.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
-    traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
+    traffic = _bus_traffic(graph, on_tpu, layers, checked, compiled)
     prediction = latency.predict(layers, traffic, constants, host, clock)
     if not layers:
         parts = dict.fromkeys(prediction.parts, 0.0)
@@ -174,6 +174,13 @@ def _estimate(
     cpu_alone_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
     cpu_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators if operator.index not in on_tpu)
     advice = _Advisor(layers, traffic, host, clock).advice(cpu_ms, cpu_alone_ms)
+    # Multiplications that the kinds of layers do not contain, such as those of an LSTM.
+    element_wise = {layer.index for layer in layers if layer.kind not in _KINDS.values()}
+    uncounted = [
+        f"{operator.name} {operator.index}"
+        for operator in graph.operators
+        if operator.index in element_wise and arithmetic.macs(graph, operator)
+    ]
     tile_share = (checked.activation_bytes or 0) / TILE_BYTES
     return Estimate(
         latency=_add_cpu_time(prediction, cpu_ms, tile_share, bus.cpu_factor or constants.cpu_factor),
@@ -185,15 +192,8 @@ def _estimate(
         cpu_alone_ms=cpu_alone_ms,
         advice=advice,
         check=checked,
-        uncounted=_uncounted(graph, layers),
+        uncounted=tuple(uncounted),
     )
-
-
-def _uncounted(graph: Graph, layers: Sequence[ArrayLayer]) -> tuple[str, ...]:
-    """Return the layers whose multiplications the kinds of layers do not contain, such as an LSTM."""
-    element_wise = {layer.index for layer in layers if layer.kind not in _KINDS.values()}
-    multiplying = (operator for operator in graph.operators if arithmetic.macs(graph, operator))
-    return tuple(f"{operator.name} {operator.index}" for operator in multiplying if operator.index in element_wise)
 
 
 def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, ExpectedLatency]:
@@ -278,7 +278,6 @@ def _bus_traffic(
     on_tpu: set[int],
     layers: Sequence[ArrayLayer],
     checked: Check,
-    target: Target,
     compiled: Inspection | None,
 ) -> BusTraffic:
     """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""

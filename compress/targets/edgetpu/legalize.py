@@ -220,7 +220,10 @@ class _Legalizer:
             else:
                 comparable = difference is not None and np.isfinite(difference.largest)
                 steps = difference.largest if difference is not None and comparable else None
-                refused = (steps, refusal or _tolerance_message(difference, entry))
+                message = "the TFLite runtime rejects it"
+                if difference is not None and difference.feeds:
+                    message = f"changes its output by {difference.largest:g} steps; {entry.tolerance} are allowed"
+                refused = (steps, refusal or message)
         output = self.graph.output_tensors(operator)[0].name
         if allowed:
             difference, self.graph, reason = min(allowed, key=lambda candidate: candidate[0].mean)
@@ -295,12 +298,6 @@ def _edits(rewrite: Rewrite, operator: Operator, graph: Graph) -> Iterator[Edit]
         yield from rewrite(operator, graph)
     except NotEightBitError:
         return
-
-
-def _tolerance_message(moved: comparison.Difference | None, entry: RewriteEntry) -> str:
-    if moved is None or not moved.feeds:
-        return "the TFLite runtime rejects it"
-    return f"changes its output by {moved.largest:g} steps; {entry.tolerance} are allowed"
 
 
 def _inputs(graph: Graph, inputs: Sequence[comparison.Feed]) -> list[comparison.Feed]:

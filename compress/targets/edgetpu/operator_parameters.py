@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
 from compress.targets.edgetpu.constants import CONSTANTS
@@ -222,7 +222,9 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     consumers = graph.consumers.get(output.index, ())
     if channels > 1 and consumers and all(consumer.name == "FULLY_CONNECTED" for consumer in consumers):
         return parameter_memory.NONE
-    if not is_flatten or _on_input(source, graph):
+    producer = graph.producer.get(source.index)
+    is_quantized_input = producer is not None and producer.name == "QUANTIZE" and producer.inputs[0] in graph.inputs
+    if not is_flatten or producer is None or is_quantized_input:
         return parameter_memory.NONE
     packed = _packed(height * width, channels)
     return (
@@ -254,12 +256,6 @@ def _block_of(value: int, channels: int) -> int:
     """Return the index of the block of 4 that contains a value, where each position begins a new block."""
     position, channel = divmod(value, channels)
     return int(position * (round_up(channels, INPUT_BLOCK) // INPUT_BLOCK) + channel // INPUT_BLOCK)
-
-
-def _on_input(tensor: Tensor, graph: Graph) -> bool:
-    """Return whether a tensor is the model's input, or the requantized input."""
-    producer = graph.producer.get(tensor.index)
-    return producer is None or (producer.name == "QUANTIZE" and producer.inputs[0] in graph.inputs)
 
 
 def _joined(operator: Operator, graph: Graph, target: Target) -> Parameters:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from math import prod
 
 from compress.core.errors import ModelError
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu.constants import CONSTANTS
 
@@ -276,7 +276,8 @@ def concatenation_inputs(operator: Operator, graph: Graph) -> str | None:
     constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
     if operator.name != "CONCATENATION" or not constants:
         return None
-    zero = all((tensor.array() == _zero_point(tensor)).all() for tensor in constants)
+    zeros = [0 if tensor.quantization is None else tensor.quantization.first_zero_point for tensor in constants]
+    zero = all((tensor.array() == value).all() for tensor, value in zip(constants, zeros, strict=True))
     return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
 
 
@@ -324,12 +325,6 @@ def strided_slice(operator: Operator, graph: Graph) -> str | None:
     if strides.elements > len(graph.tensors[operator.inputs[0]].shape):
         raise ValueError(f"{strides.elements} strides")
     return "has strides other than 1" if strides.is_constant and (strides.array() != 1).any() else None
-
-
-def _zero_point(tensor: Tensor) -> int:
-    if tensor.quantization is None or not tensor.quantization.zero_point:
-        return 0
-    return tensor.quantization.zero_point[0]
 
 
 _NOT_SUPPORTED = "Operation not supported"

@@ -11,11 +11,11 @@ import pytest
 from blobs import Blobs, context
 from numpy.typing import NDArray
 
-from compress.learning.quantization import calibration, export, qat, sparsity_patterns
+from compress.learning.quantization import calibration, export, qat
 from compress.learning.quantization.plan import on_grid
 from compress.learning.quantization.settings import RoundedTraining
 from compress.learning.training.loop import TrainingSettings
-from compress.model.ir import keras_graph
+from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes import fold
 from compress.model.ir.passes.fold import canonical
@@ -83,24 +83,24 @@ def test_clusters_stay_clusters(keras: Any, tmp_path: Path, batch_norm: Any) -> 
         assert (pair[0] != pair[1]).any()
         axes = {"conv": (0, 1, 2), "transposed": (0, 1, 3), "scores": (0, 1)}[name]
         rounded = on_grid(pair[1], axes)
-        channels = sparsity_patterns._channels(after.layers[name])
+        channels = weight_sparsity.output_channels(after.layers[name])
         counts = [len(np.unique(rounded[channels == channel])) for channel in range(channels.max() + 1)]
         assert max(counts) <= 4
 
 
 def test_ordinary_weights_are_left_free(keras: Any) -> None:
     for builder in networks.ALL:
-        assert sparsity_patterns.find(canonical(keras_graph.read(networks.randomized(builder(keras))))) == {}
+        assert weight_sparsity.patterns(canonical(keras_graph.read(networks.randomized(builder(keras))))) == {}
 
 
 def test_a_dead_kernel_can_come_to_life(keras: Any) -> None:
     folded = canonical(edited(keras, np.zeros_like))
-    assert sparsity_patterns.find(folded) == {}
+    assert weight_sparsity.patterns(folded) == {}
 
 
 def test_zeros_and_clusters_together(keras: Any) -> None:
     folded = canonical(edited(keras, lambda kernel: clustered(kernel) * (sparse(kernel) != 0)))
-    patterns = sparsity_patterns.find(folded)
+    patterns = weight_sparsity.patterns(folded)
     assert patterns.keys() == {"conv", "transposed", "scores"}
     for name, pattern in patterns.items():
         kernel = folded.layers[name].weights[0]
@@ -116,6 +116,6 @@ def test_the_channels_of_a_depthwise_kernel_are_its_last_two_axes(keras: Any) ->
     read = keras_graph.read(
         keras.Model(image, keras.layers.DepthwiseConv2D(5, depth_multiplier=2, name="depthwise")(image))
     )
-    channels = sparsity_patterns._channels(read.layers["depthwise"])
+    channels = weight_sparsity.output_channels(read.layers["depthwise"])
     np.testing.assert_array_equal(channels[0, 0], [[0, 1], [2, 3], [4, 5]])
     assert (channels == channels[0, 0]).all()

@@ -65,8 +65,9 @@ def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: netw
 def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     network, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
     preparation = prepared(network, data.inputs("train"))
-    for name, layer in preparation.rounded.items():  # the calibrated range, not +-6
-        assert adapter._range(layer) == pytest.approx(preparation.plan.ranges[name], rel=1e-5, abs=1e-6)
+    ranges = preparation.trained("not at all")[1].ranges
+    for name in preparation.rounded:  # the calibrated range, not +-6
+        assert ranges[name] == pytest.approx(preparation.plan.ranges[name], rel=1e-5, abs=1e-6)
     assert "late" not in preparation.network.layers
     adapter.fit(preparation.legacy.model, preparation.network, SETTINGS, context(data, tmp_path))
     assert agreement(preparation, data.inputs("validation"), tmp_path) > 0.95

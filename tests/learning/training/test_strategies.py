@@ -19,9 +19,8 @@ from paths import ROOT
 from pydantic import ValidationError
 
 from compress.core.errors import StageError
-from compress.core.execution import Execution
 from compress.core.progress import SilentProgress
-from compress.learning.context import Context
+from compress.learning.context import Context, Execution
 from compress.learning.training import loop, strategies
 from compress.learning.training.batches import validation_batch_size
 from compress.learning.training.strategies import Devices
@@ -40,7 +39,7 @@ import tensorflow
 cpu, = tensorflow.config.list_physical_devices("CPU")
 tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * devices)
 from blobs import Blobs, context
-from compress.core.execution import Execution
+from compress.learning.context import Execution
 from compress.learning.training import loop
 
 layers, histories = keras().layers, {}

@@ -184,15 +184,6 @@ def test_the_stages_as_plain_values() -> None:
     assert rows[0]["settings"]["epochs"]["default"] == 30
 
 
-def test_every_rule_is_in_the_page_of_the_operators() -> None:
-    from compress.targets.edgetpu import operators_page, rules
-
-    page = operators_page.page()
-    for rule in rules.RULES:
-        requirement, advice = rules.documentation(rule)
-        assert f"### {rule.__name__}\n\n{requirement}\n\n{advice}\n" in page
-
-
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-m", "compress", "manual", *arguments]
     return subprocess.run(command, env=tiny.environment(), check=False, capture_output=True, text=True)

@@ -49,15 +49,14 @@ def listed(refused: Sequence[Refused]) -> str:
     names: dict[tuple[str, str], list[str]] = {}
     for refusal in refused:
         names.setdefault((refusal.operator, refusal.reason), []).append(refusal.node)
-    lines = [_line(operator, reason, nodes) for (operator, reason), nodes in list(names.items())[:MOST_LISTED]]
-    more = len(refused) - sum(len(nodes) for nodes in list(names.values())[:MOST_LISTED])
-    return "; ".join([*lines, f"and {more} more"] if more else lines)
-
-
-def _line(operator: str, reason: str, nodes: Sequence[str]) -> str:
-    reason = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
-    first = str(Refused(nodes[0], operator, reason))
-    return first if len(nodes) == 1 else f"{first} (and {len(nodes) - 1} more of this kind)"
+    parts = []
+    more = len(refused)
+    for (operator, reason), nodes in list(names.items())[:MOST_LISTED]:
+        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
+        first = str(Refused(nodes[0], operator, reason))
+        parts.append(first if len(nodes) == 1 else f"{first} (and {len(nodes) - 1} more of this kind)")
+        more -= len(nodes)
+    return "; ".join([*parts, f"and {more} more"] if more else parts)
 
 
 def unsupported(refused: Sequence[Refused], where: str) -> ModelError:

@@ -78,7 +78,13 @@ def outputs(graph: OnnxGraph, rows: Sequence[Row], size: int, names: Sequence[st
         OnnxRuntimeFailedError: onnxruntime does not run the file.
     """
     groups = [rows[start : start + size] for start in range(0, len(rows), size)]
-    feeds = [{name: _joined(graph, name, group) for name in graph.inputs} for group in groups]
+    feeds = []
+    for group in groups:
+        feed = {}
+        for name in graph.inputs:
+            axis = graph.batch.axes.get(name)  # without a batch, all rows have the same input
+            feed[name] = group[0][name] if axis is None else np.concatenate([row[name] for row in group], axis)
+        feeds.append(feed)
     runs = child_processes.run_model(graph.model, feeds, names)
     shapes = [graph.shapes.get(name, ()) for name in names]
     by_run = [[_split(array, shape, size) for array, shape in zip(run, shapes, strict=True)] for run in runs]
@@ -203,13 +209,6 @@ def _random_value_count(graph: OnnxGraph, name: str) -> int:
         elif reached.intersection(node.inputs):
             reached.update(node.outputs)
     return min(counts)
-
-
-def _joined(graph: OnnxGraph, name: str, rows: Sequence[Row]) -> NDArray[Any]:
-    """Return an input of several rows: joined along its batch, or the input of the first row if it has no batch."""
-    if name not in graph.batch.axes:
-        return rows[0][name]
-    return np.concatenate([row[name] for row in rows], graph.batch.axes[name])
 
 
 def _split(array: NDArray[Any], shape: Sequence[int], size: int) -> list[NDArray[Any]]:

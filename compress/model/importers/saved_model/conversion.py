@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core import sandbox
-from compress.core.errors import ModelError, cause_of
-from compress.core.suggestions import listing, nearest
+from compress.core.errors import ModelError, cause_of, listing, nearest
 from compress.model.importers.common import verification
 from compress.model.importers.common.batches import HINT, BatchError
 from compress.model.importers.common.unsupported import carrying, listed
@@ -251,7 +250,11 @@ def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> byte
     graph = graphs.parse(tflite)
     (signature,) = graph.source.signatureDefs
     edit = edits.Edit(graph)
-    edit.inputs, edit.outputs = (_numbered(entries) for entries in (signature.inputs, signature.outputs))
+    ends = []
+    for entries in (signature.inputs, signature.outputs):  # in the order of the numbers in their names
+        tensors = {int(entry.name.decode().rsplit("_", 1)[1]): int(entry.tensorIndex) for entry in entries}
+        ends.append([tensors[number] for number in sorted(tensors)])
+    edit.inputs, edit.outputs = ends
     for position, index in enumerate(edit.outputs):
         if index in (*edit.inputs, *edit.outputs[:position]):  # the same values under a second name
             edit.outputs[position] = edit.like(graph.tensors[index], "again")
@@ -267,9 +270,3 @@ def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> byte
             entry.name, entry.tensorIndex = name, index
     named.source.signatureDefs = [signature]
     return graphs.serialize(named)
-
-
-def _numbered(entries: Sequence[Any]) -> list[int]:
-    """Return the tensors of one end of a signature, in the order of the numbers in their names."""
-    tensors = {int(entry.name.decode().rsplit("_", 1)[1]): int(entry.tensorIndex) for entry in entries}
-    return [tensors[number] for number in sorted(tensors)]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from math import prod
 
-from compress.core.errors import ModelError
-from compress.core.suggestions import nearest
+from compress.core.errors import ModelError, nearest
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
 

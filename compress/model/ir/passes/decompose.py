@@ -56,7 +56,10 @@ def _decomposed(network: Network, name: str) -> Network:
     library = keras()
     shapes = [[network.shapes[tensor] for tensor in layer.inputs(call)] for call in range(len(layer.calls))]
     if spec.reads_masks:
-        _refuse_masks(network)
+        # Keras passes masks on without a tensor: they depend on the values of the input, and so do the steps.
+        for other in network.layers.values():
+            if spec_of(other).masks(other.config):
+                raise unroll.NotUnrolledError(f"it skips the time steps that {other.kind} {other.name!r} masks")
         if None in shapes[0][0]:
             raise unroll.NotUnrolledError(f"its input has the open shape {list(shapes[0][0])}")
     if any(others != shapes[0] for others in shapes) or any(None in shape for shape in shapes[0]):
@@ -66,16 +69,6 @@ def _decomposed(network: Network, name: str) -> Network:
     if output is None:
         return network
     return inlined(network, name, _named(read(library.Model(inputs, output))))
-
-
-def _refuse_masks(network: Network) -> None:
-    """Refuse a network in which a layer marks time steps that recurrent layers skip.
-
-    Keras passes such masks on without a tensor: the marks depend on the values of the input, and so do the steps.
-    """
-    for layer in network.layers.values():
-        if spec_of(layer).masks(layer.config):
-            raise unroll.NotUnrolledError(f"it skips the time steps that {layer.kind} {layer.name!r} masks")
 
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -129,7 +129,9 @@ def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
     shape = network.shapes[LayerOutput(source.name)]
     if gated.function == "hard_silu":
         source = replace(source, weights=tuple((weight / 6).astype(np.float32) for weight in source.weights))
-        copy = _plus_3(copy, shape[-1])
+        kernel, *biases = copy.weights
+        bias = biases[0] if biases else np.zeros(shape[-1] or 0, np.float32)
+        copy = replace(copy.configured(use_bias=True), weights=(kernel, (bias + 3).astype(np.float32)))
     calls = ({"args": [LayerOutput(copy.name)], "kwargs": {}},)
     gate = ACTIVATION.layer(gate_name, calls, activation=function)
     factors = [LayerOutput(source.name), LayerOutput(gate_name)]
@@ -137,9 +139,3 @@ def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
     added = {layer.name: layer for layer in (source, copy, gate, product)}
     network = network.edited(added, {})
     return replace(network, shapes={**network.shapes, LayerOutput(copy.name): shape, LayerOutput(gate_name): shape})
-
-
-def _plus_3(layer: Layer, channels: int | None) -> Layer:
-    kernel, *biases = layer.weights
-    bias = biases[0] if biases else np.zeros(channels or 0, np.float32)
-    return replace(layer.configured(use_bias=True), weights=(kernel, (bias + 3).astype(np.float32)))

@@ -87,7 +87,9 @@ class SplitGraph:
     @cached_property
     def network(self) -> OperatorSequence:
         """The network for the search of cuts."""
-        return OperatorSequence(self._positions, self._operator_ms, self._crossing_bytes, self._predict, self._at_least)
+        sizes = [tensor.elements * np.dtype(DTYPES.get(tensor.dtype, "int8")).itemsize for tensor in self.graph.tensors]
+        crossing_bytes = [sum(sizes[index] for index in crossing) for crossing in self._crossing]
+        return OperatorSequence(self._positions, self._operator_ms, crossing_bytes, self._predict, self._at_least)
 
     @cached_property
     def parameter_bytes(self) -> list[int]:
@@ -113,11 +115,6 @@ class SplitGraph:
             for position in range(max(first, 1), self._last_use.get(tensor, 0)):
                 crossing[position].append(tensor)
         return crossing
-
-    @cached_property
-    def _crossing_bytes(self) -> list[int]:
-        sizes = [tensor.elements * np.dtype(DTYPES.get(tensor.dtype, "int8")).itemsize for tensor in self.graph.tensors]
-        return [sum(sizes[index] for index in crossing) for crossing in self._crossing]
 
     @cached_property
     def _positions(self) -> list[int]:

@@ -120,8 +120,12 @@ def batch_normalization(call: OnnxCall) -> OnnxValue:
 def group_normalization(call: OnnxCall) -> OnnxValue:
     """InstanceNormalization, and GroupNormalization; groups that PyTorch sees as channels are groups of channels."""
     source = call.value(0)
-    grouped = _grouped(source)
-    source = source if grouped else image(call)
+    channels = source.network_shape[-1]
+    is_channel_first = source.parts == (channels, prod(source.network_shape[:-1])) and source.order == (1, 0)
+    is_joined = is_channel_first and len(source.shape) > 2 and source.shape[0] == 1
+    if not is_joined or channels % source.shape[1]:
+        source = image(call)
+    # Otherwise the channels of an image were joined with its positions, a group of them to each "channel".
     channels, seen = source.network_shape[-1], source.shape[1]
     groups = int(call.setting("num_groups", seen))
     gamma, beta = (call.weights(index).reshape(-1) for index in (1, 2))
@@ -130,13 +134,6 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
     gamma, beta = (np.repeat(parameter, channels // seen) for parameter in (gamma, beta))
     config = {"groups": groups, "axis": -1, "epsilon": call.number("epsilon", None, 1e-5)}
     return call.layer("GroupNormalization", config, [source], source, [gamma, beta])
-
-
-def _grouped(value: OnnxValue) -> bool:
-    """Whether it is an image whose channels were joined with its positions, a group of them to each "channel"."""
-    channels = value.network_shape[-1]
-    is_channel_first = value.parts == (channels, prod(value.network_shape[:-1])) and value.order == (1, 0)
-    return is_channel_first and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
 
 
 def layer_normalization(call: OnnxCall) -> OnnxValue:
