@@ -40,6 +40,7 @@ HAND_MADE: tuple[tuple[str, Mapping[str, Any], int], ...] = (
     ("fused_bottleneck", {"width": 0.5}, 48),
     ("fused_bottleneck", {"width": 0.5}, 64),
     ("fused_bottleneck", {"width": 1.0}, 64),
+    ("mobilenet_v1", {"width": 1.0, "depth": 3}, 48),
 )
 """Builders with their usual arguments, and the side of the photos, up to the limit of the recipe. EfficientNet-Lite and
 all stages of MobileNetV2 have more layers than the limit allows."""
