@@ -66,11 +66,6 @@ def test_wilson_by_search(case: tuple[int, int]) -> None:
     assert 0 <= measurement.low <= measurement.value <= measurement.high <= 1
 
 
-def test_the_note_says_how_many() -> None:
-    assert proportion(3, 4).note == "4 samples"
-    assert proportion(3, 4, "test split").note == "test split, 4 samples"
-
-
 # --- two shares on the same samples -----------------------------------------------------
 
 
@@ -115,12 +110,6 @@ def by_search(both: int, first: int, second: int, neither: int) -> tuple[float, 
     down = sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
     up = sqrt((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2)
     return p1 - p2 - down, p1 - p2 + up
-
-
-@pytest.mark.parametrize("counts", [counts for counts, *_ in PAIRED])
-def test_published_by_search(counts: tuple[int, int, int, int]) -> None:
-    measurement = drop(*pairs(*counts))
-    assert (measurement.low, measurement.high) == pytest.approx(by_search(*counts), abs=1e-9)
 
 
 @given(st.tuples(*[st.integers(0, 60)] * 4).filter(any))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from compress.core import memory
-from compress.core.errors import StageError
 from compress.core.memory import Memory
 
 GB = 1 << 30
@@ -124,15 +123,6 @@ def test_errors_that_mean_too_little_memory(error: BaseException, exhausted: boo
     outer = ValueError("something else")
     outer.__cause__ = error
     assert memory.is_exhausted(outer) is exhausted
-
-
-def test_the_error_says_what_to_set() -> None:
-    error = memory.exhausted("there is not enough memory", ("batch_size", "samples"))
-    assert isinstance(error, StageError)
-    assert error.exit_code == 5
-    assert "there is not enough memory" in str(error)
-    assert "lower batch_size, samples, use smaller samples (resize in data.preprocess)" in str(error)
-    assert memory.advice(()).startswith("use smaller samples")
 
 
 @pytest.mark.parametrize(

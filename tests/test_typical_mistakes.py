@@ -6,12 +6,12 @@ import functools
 import json
 import re
 import struct
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import data_files
 import numpy as np
 import one_op
 import onnx
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from one_op import Op, Tensor
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
+from pictures import turned
 from PIL import Image
 
 from compress.data.sources import ImageFolder
@@ -41,6 +42,16 @@ SIDE = 16
 UNIT = [{"scale": {"from": [0, 255], "to": [0, 1]}}]
 
 
+def tell(name: str, output: str) -> None:
+    """Check that an output contains the manual's message for a mistake."""
+    output = " ".join(output.split())
+    start = 0
+    for part in ANSWERS[name].split("…"):
+        place = output.find(part.strip(), start)
+        assert place >= 0, f"{part.strip()!r} is not in: {output}"
+        start = place + len(part.strip())
+
+
 def mistake(name: str) -> Callable[[Callable[..., str]], Callable[..., None]]:
     """Make a test of a function that makes a mistake and returns the output: it contains the manual's message."""
     TESTED.append(name)
@@ -48,12 +59,7 @@ def mistake(name: str) -> Callable[[Callable[..., str]], Callable[..., None]]:
     def wrap(function: Callable[..., str]) -> Callable[..., None]:
         @functools.wraps(function)
         def test(**fixtures: Any) -> None:
-            output = " ".join(function(**fixtures).split())
-            start = 0
-            for part in ANSWERS[name].split("…"):
-                place = output.find(part.strip(), start)
-                assert place >= 0, f"{part.strip()!r} is not in: {output}"
-                start = place + len(part.strip())
+            tell(name, function(**fixtures))
 
         return test
 
@@ -61,7 +67,9 @@ def mistake(name: str) -> Callable[[Callable[..., str]], Callable[..., None]]:
 
 
 def test_the_manual_names_exactly_these_mistakes() -> None:
-    assert sorted(TESTED) == sorted(ANSWERS)
+    assert sorted([*TESTED, *WITH_PHOTOS, *WITH_AN_ODD_PHOTO, *WITH_ARRAYS, *WITH_A_TABLE, *IN_THE_FILE]) == sorted(
+        ANSWERS
+    )
     assert len(ANSWERS) >= 25
 
 
@@ -292,19 +300,29 @@ def test_a_model_that_is_often_wrong_gives_no_alarm_about_its_inputs(project: Pr
 # --- values, classes, useless models -----------------------------------------------------
 
 
-@mistake("samples from 0 to 1 for a model of 0 to 255")
-def test_small_values(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.bytes, project.folders(*photos()), UNIT))
+COMPILED = ("compile",)
+QUANTIZED = ("quantize",)
+WITH_PHOTOS: dict[str, tuple[str, Sequence[Any], Sequence[str], int | None]] = {
+    "samples from 0 to 1 for a model of 0 to 255": ("bytes", UNIT, QUANTIZED, None),
+    "samples from 0 to 255 for a model of 0 to 1": ("unit", (), QUANTIZED, None),
+    "samples of another scale for a quantized .tflite file": ("quantized", (), COMPILED, 7),
+    "a model that gives the same answer to everything": ("constant", UNIT, QUANTIZED, 7),
+    "a model with more classes than the data": ("four", UNIT, QUANTIZED, 4),
+    "softmax applied twice": ("twice", UNIT, QUANTIZED, 0),
+    "a loaded model whose batch norms saw too few training steps": ("slow", UNIT, QUANTIZED, None),
+    "quantize for a file that is quantized already": ("quantized", UNIT, QUANTIZED, 2),
+    "a model that is not compiled": ("quantized", UNIT, COMPILED, 0),
+    "a model that is too small for the accelerator": ("quantized", UNIT, COMPILED, 0),
+    "images of another size than the model's input": ("unit", [{"pad": {"size": [24, 24]}}, *UNIT], QUANTIZED, 4),
+}
+"""The attribute of Models, the preprocessing, the stages, and the exit code for a mistake with ordinary photos."""
 
 
-@mistake("samples from 0 to 255 for a model of 0 to 1")
-def test_large_values(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.unit, project.folders(*photos())))
-
-
-@mistake("samples of another scale for a quantized .tflite file")
-def test_large_values_for_a_quantized_file(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.quantized, project.folders(*photos()), stages=["compile"]), code=7)
+@pytest.mark.parametrize("name", WITH_PHOTOS)
+def test_a_mistake_with_photos(project: Project, models: Models, name: str) -> None:
+    model, preprocess, stages, code = WITH_PHOTOS[name]
+    source = project.folders(*photos(300 if model == "slow" else 150))
+    tell(name, project.run(project.pipeline(getattr(models, model), source, preprocess, stages), code=code))
 
 
 @mistake("BGR images for a model of RGB")
@@ -318,11 +336,6 @@ def test_the_order_of_the_classes(project: Project, models: Models) -> str:
     source = project.folders(*photos())
     source["folder"]["classes"] = ["beet", "cherry", "apple"]
     return project.run(project.pipeline(models.unit, source, UNIT), code=7)
-
-
-@mistake("a model that gives the same answer to everything")
-def test_a_constant_model(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.constant, project.folders(*photos()), UNIT), code=7)
 
 
 @mistake("a model that is no better than the most frequent class")
@@ -345,17 +358,6 @@ def test_a_class_without_test_samples(project: Project, models: Models) -> str:
     project.folders(x[:90], y[:90], "train")
     source = project.folders(x[90:][y[90:] < 2], y[90:][y[90:] < 2], "test")
     return project.run(project.pipeline(models.unit, source, UNIT), code=0)
-
-
-@mistake("a model with more classes than the data")
-def test_more_outputs_than_classes(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.four, project.folders(*photos()), UNIT), code=4)
-
-
-@mistake("class indices from 1 instead of 0")
-def test_labels_from_one(project: Project, models: Models) -> str:
-    x, y = photos()
-    return project.run(project.pipeline(models.unit, project.npz(x=x / np.float32(255), y=y + 1)), code=4)
 
 
 @mistake("the same samples in train and test")
@@ -382,9 +384,7 @@ def heic(path: Path) -> None:
 
 
 def rotated(path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(photos()[0][0]).save(path, exif=exif, quality=100)
+    Image.fromarray(photos()[0][0]).save(path, exif=turned(6), quality=100)
 
 
 def animated(path: Path) -> None:
@@ -402,58 +402,30 @@ def test_rotated_photos(project: Project, models: Models) -> str:
     return project.run("data", project.pipeline(models.unit, source, UNIT), code=0)
 
 
-@mistake("HEIC photos beside others")
-def test_heic_photos(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.heic", heic)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=0)
+DEEP = Image.fromarray(np.full((SIDE, SIDE), 40_000, np.uint16))
+CMYK = Image.new("CMYK", (SIDE, SIDE), (1, 2, 3, 4))
+WITH_AN_ODD_PHOTO: dict[str, tuple[str, Callable[[Path], None], str, int]] = {
+    "HEIC photos beside others": ("odd.heic", heic, "run", 0),
+    "a HEIC photo with the suffix .jpg": ("odd.jpg", heic, "run", 3),
+    "images of 16 bits": ("odd.png", DEEP.save, "data", 0),
+    "CMYK images": ("odd.jpg", CMYK.save, "data", 0),
+    "animated GIF files": ("odd.gif", animated, "run", 0),
+    "a GIF file with the suffix .png": ("odd.png", animated, "run", 3),
+    "images of different sizes": ("odd.png", Image.new("RGB", (20, 12)).save, "run", 3),
+}
+"""The name of the photo, the function that writes it, the command and its exit code for a mistake with one photo."""
 
 
-@mistake("a HEIC photo with the suffix .jpg")
-def test_a_disguised_heic_photo(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.jpg", heic)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=3)
+@pytest.mark.parametrize("name", WITH_AN_ODD_PHOTO)
+def test_a_mistake_with_an_odd_photo(project: Project, models: Models, name: str) -> None:
+    file, write, command, code = WITH_AN_ODD_PHOTO[name]
+    tell(name, project.run(command, project.pipeline(models.unit, with_photo(project, file, write), UNIT), code=code))
 
 
 @mistake("a HEIC photo among the photos for export --calibrate")
 def test_a_heic_photo_for_export(project: Project, models: Models) -> str:
     with_photo(project, "odd.jpg", heic)
     return project.run("export", models.unit, "--calibrate", project.folder / "photos", code=0)
-
-
-@mistake("images of 16 bits")
-def test_deep_images(project: Project, models: Models) -> str:
-    deep = Image.fromarray(np.full((SIDE, SIDE), 40_000, np.uint16))
-    source = with_photo(project, "odd.png", deep.save)
-    return project.run("data", project.pipeline(models.unit, source, UNIT), code=0)
-
-
-@mistake("CMYK images")
-def test_cmyk_images(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.jpg", Image.new("CMYK", (SIDE, SIDE), (1, 2, 3, 4)).save)
-    return project.run("data", project.pipeline(models.unit, source, UNIT), code=0)
-
-
-@mistake("animated GIF files")
-def test_animated_files(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.gif", animated)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=0)
-
-
-@mistake("a GIF file with the suffix .png")
-def test_a_disguised_gif_file(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.png", animated)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=3)
-
-
-@mistake("images of another size than the model's input")
-def test_another_size(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.unit, project.folders(*photos(side=24)), UNIT), code=4)
-
-
-@mistake("images of different sizes")
-def test_different_sizes(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.png", Image.new("RGB", (20, 12)).save)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=3)
 
 
 @mistake("images of another aspect ratio than the model's input")
@@ -463,12 +435,6 @@ def test_distorted_images(project: Project, models: Models) -> str:
     return project.run(project.pipeline(models.unit, source, [{"resize": {"size": [SIDE, SIDE]}}, *UNIT]))
 
 
-@mistake("grey images for a model of colour images")
-def test_grey_for_colour(project: Project, models: Models) -> str:
-    x, y = photos()
-    return project.run(project.pipeline(models.unit, project.npz(x=x[..., 0], y=y), UNIT), code=4)
-
-
 @mistake("colour images for a model of grey images")
 def test_colour_for_grey(project: Project) -> str:
     (project.folder / "grey.tflite").write_bytes(tiny.classifier((SIDE, SIDE, 1)))
@@ -476,13 +442,24 @@ def test_colour_for_grey(project: Project) -> str:
     return project.run(path, code=4)
 
 
-@mistake("channels-first arrays")
-def test_channels_first(project: Project, models: Models) -> str:
-    x, y = photos()
-    return project.run(project.pipeline(models.unit, project.npz(x=x.transpose(0, 3, 1, 2), y=y), UNIT), code=4)
-
-
 # --- arrays, tables, sounds ---------------------------------------------------------------
+
+X, Y = photos()
+WITH_ARRAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "class indices from 1 instead of 0": ({"x": X, "y": Y + 1}, 4),
+    "grey images for a model of colour images": ({"x": X[..., 0], "y": Y}, 4),
+    "channels-first arrays": ({"x": X.transpose(0, 3, 1, 2), "y": Y}, 4),
+    "samples and labels that are swapped": ({"x": Y, "y": X}, 3),
+    "a file without labels": ({"x": X}, 3),
+    "one-hot labels": ({"x": X, "y": np.eye(3)[Y]}, 3),
+}
+"""The arrays and the exit code for a mistake with them."""
+
+
+@pytest.mark.parametrize("name", WITH_ARRAYS)
+def test_a_mistake_with_arrays(project: Project, models: Models, name: str) -> None:
+    arrays, code = WITH_ARRAYS[name]
+    tell(name, project.run(project.pipeline(models.unit, project.npz(**arrays), UNIT), code=code))
 
 
 @mistake("a series [n, 100, 1] for a model of [n, 100]")
@@ -512,23 +489,6 @@ def test_nan(project: Project, models: Models) -> str:
     return project.run(project.pipeline(models.unit, project.npz(x=x, y=y)), code=3)
 
 
-@mistake("samples and labels that are swapped")
-def test_swapped_arrays(project: Project, models: Models) -> str:
-    x, y = photos()
-    return project.run(project.pipeline(models.unit, project.npz(x=y, y=x)), code=3)
-
-
-@mistake("a file without labels")
-def test_absent_labels(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.unit, project.npz(x=photos()[0])), code=3)
-
-
-@mistake("one-hot labels")
-def test_one_hot_labels(project: Project, models: Models) -> str:
-    x, y = photos()
-    return project.run(project.pipeline(models.unit, project.npz(x=x, y=np.eye(3)[y]), UNIT), code=3)
-
-
 def table(project: Project, rows: Sequence[str], **settings: Any) -> dict[str, Any]:
     """Return a source of photos with a table of labels."""
     folder = project.folder / "table"
@@ -542,22 +502,19 @@ def table(project: Project, rows: Sequence[str], **settings: Any) -> dict[str, A
 LABELLED = [f"{index}.png,{CLASSES[label]}" for index, label in enumerate(photos(60)[1])]
 
 
-@mistake("a missing file in labels.csv")
-def test_a_missing_file(project: Project, models: Models) -> str:
-    source = table(project, [*LABELLED[:7], "missing.png,apple", *LABELLED[7:]])
-    return project.run(project.pipeline(models.unit, source, UNIT), code=3)
+WITH_A_TABLE: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a missing file in labels.csv": ("missing.png,apple", {}, 3),
+    "a label that is not in classes": ("7.png,bet", {"classes": CLASSES}, 3),
+    "a misspelt label without classes": ("7.png,bet", {}, 4),
+}
+"""The row in place of another one, the settings of the source, and the exit code for a mistake with a table."""
 
 
-@mistake("a label that is not in classes")
-def test_an_unknown_label(project: Project, models: Models) -> str:
-    source = table(project, [*LABELLED[:7], "7.png,bet", *LABELLED[8:]], classes=CLASSES)
-    return project.run(project.pipeline(models.unit, source, UNIT), code=3)
-
-
-@mistake("a misspelt label without classes")
-def test_a_misspelt_label(project: Project, models: Models) -> str:
-    source = table(project, [*LABELLED[:7], "7.png,bet", *LABELLED[8:]])
-    return project.run(project.pipeline(models.unit, source, UNIT), code=4)
+@pytest.mark.parametrize("name", WITH_A_TABLE)
+def test_a_mistake_with_a_table(project: Project, models: Models, name: str) -> None:
+    row, settings, code = WITH_A_TABLE[name]
+    source = table(project, [*LABELLED[:7], row, *LABELLED[8:]], **settings)
+    tell(name, project.run(project.pipeline(models.unit, source, UNIT), code=code))
 
 
 @mistake("a WAV file of another sample rate")
@@ -566,11 +523,7 @@ def test_another_rate(project: Project) -> str:
     for index in range(60):
         path = project.folder / "words" / CLASSES[index % 3] / f"{index}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with wave.open(str(path), "wb") as stream:
-            stream.setnchannels(1)
-            stream.setsampwidth(2)
-            stream.setframerate(44_100 if index == 9 else 16_000)
-            stream.writeframes(random.integers(-3000, 3000, 1600).astype("<i2").tobytes())
+        path.write_bytes(data_files.sound(random.integers(-3000, 3000, 1600), 44_100 if index == 9 else 16_000))
     source = {"wav": {"path": str(project.folder / "words"), "rate": 16_000, "seconds": 0.1}}
     return project.run(
         "data", project.pipeline({"builder": "digits_cnn"}, source, stages=["train", "quantize"]), code=3
@@ -583,11 +536,6 @@ def test_absent_calibration_samples(project: Project, models: Models) -> str:
 
 
 # --- models -------------------------------------------------------------------------------
-
-
-@mistake("softmax applied twice")
-def test_softmax_twice(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.twice, project.folders(*photos()), UNIT), code=0)
 
 
 @mistake("a softmax over many classes with low confidence")
@@ -626,11 +574,6 @@ def test_a_custom_layer(project: Project) -> str:
     image = keras.Input((SIDE, SIDE, 3))
     keras.Model(image, Mine()(image)).save(project.folder / "mine.keras")
     return project.run("export", project.folder / "mine.keras", "--trust", code=4)
-
-
-@mistake("quantize for a file that is quantized already")
-def test_quantize_twice(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.quantized, project.folders(*photos()), UNIT), code=2)
 
 
 @mistake("a file that is compiled already (_edgetpu.tflite)")
@@ -703,35 +646,17 @@ def test_slow_batch_norms(project: Project) -> str:
     return output
 
 
-@mistake("a loaded model whose batch norms saw too few training steps")
-def test_slow_batch_norms_of_a_file(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.slow, project.folders(*photos(300)), UNIT))
-
-
-@mistake("a model that is not compiled")
-def test_not_compiled(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.quantized, project.folders(*photos()), UNIT, ["compile"]), code=0)
-
-
-@mistake("a model that is too small for the accelerator")
-def test_too_small(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.quantized, project.folders(*photos()), UNIT, ["compile"]), code=0)
-
-
 # --- the pipeline file --------------------------------------------------------------------
 
 
-@mistake("a misspelt key in the pipeline file")
-def test_a_misspelt_key(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.unit, project.npz(x=[1]), bugdet={"accuracy_drop": 0.1}), code=2)
+IN_THE_FILE: dict[str, dict[str, Any]] = {
+    "a misspelt key in the pipeline file": {"bugdet": {"accuracy_drop": 0.1}},
+    "a misspelt stage": {"stages": ["quantise"]},
+    "a misspelt task": {"data": {"source": {"npz": {"file": "data.npz"}}, "task": "clasification"}},
+}
+"""The keys of the pipeline file for a mistake in it."""
 
 
-@mistake("a misspelt stage")
-def test_a_misspelt_stage(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.unit, project.npz(x=[1]), stages=["quantise"]), code=2)
-
-
-@mistake("a misspelt task")
-def test_a_misspelt_task(project: Project, models: Models) -> str:
-    data = {"source": project.npz(x=[1]), "task": "clasification"}
-    return project.run(project.pipeline(models.unit, {}, data=data), code=2)
+@pytest.mark.parametrize("name", IN_THE_FILE)
+def test_a_mistake_in_the_pipeline_file(project: Project, models: Models, name: str) -> None:
+    tell(name, project.run(project.pipeline(models.unit, project.npz(x=[1]), **IN_THE_FILE[name]), code=2))

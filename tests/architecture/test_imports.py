@@ -18,7 +18,6 @@ import tiny
 from paths import ROOT
 from tiny import Coralline, environment
 
-from compress.pipeline.schema import load
 from compress.surface.cli.main import main
 
 DEVICE_SIDE = ("coralline_pycoral", "deploy")
@@ -81,12 +80,6 @@ def test_a_run_of_stages_that_need_no_tensorflow_does_not_import_it(tmp_path: Pa
     assert not imported(tmp_path, tiny.project(tmp_path / "project")) & SLOW
 
 
-def test_a_pipeline_with_training_is_checked_without_tensorflow() -> None:
-    assert [step.stage.name for step in load(ROOT / "pipeline.yaml").steps[:3]] == ["load", "train", "prune"]
-    names = {path.name for path in CODE}
-    assert {"schema.py", "bundle.py"} <= names  # the tests below see the code
-
-
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in CODE]
 EACH = """
 import sys
@@ -137,12 +130,6 @@ def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[str, int, bool]
         function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
         yield from imports(node, late or function or typing)
-
-
-def test_this_file_finds_imports_where_they_are() -> None:
-    text = "import a.b\nif True:\n  from c import d\ndef f():\n  import keras\nclass C:\n  import e\n"
-    actual = [*imports(ast.parse(f"{text}if TYPE_CHECKING:\n  import f\n"))]
-    assert actual == [("a.b", 1, False), ("c.d", 3, False), ("keras", 5, True), ("e", 7, False), ("f", 9, True)]
 
 
 def test_every_module_can_be_imported_first() -> None:
@@ -216,15 +203,6 @@ def words_of_code(tree: ast.AST) -> Iterator[str]:
             yield node.module or ""
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
-
-
-def test_words_of_code_are_found_where_they_are() -> None:
-    text = (
-        "from a.edgetpu import b\ndef edge_tpu(coral=1): return x.EdgeTpu, 'a-coral', f'the Coral {y}', f'{y}coral'\n"
-    )
-    words = [word for word in words_of_code(ast.parse(text)) if CHIP.search(word)]
-    assert sorted(words) == ["EdgeTpu", "a-coral", "a.edgetpu", "coral", "coral", "edge_tpu"]
-    assert not CHIP.search("coralline")
 
 
 def test_few_modules_know_the_chip() -> None:

@@ -45,14 +45,3 @@ def test_a_module_of_support_has_a_name_of_its_own() -> None:
         names(TESTS) | names(BENCHMARKS) | {"compress", "darwinn", "deploy", "models"} | set(sys.stdlib_module_names)
     )
     assert names(SUPPORT) & others == set()
-
-
-def test_one_benchmark_module_changes_the_search_path() -> None:
-    assert [path.name for path in BENCHMARKS if "sys.path" in path.read_text()] == ["repository.py"]
-    users = [path for path in BENCHMARKS if imported(path) & names(SUPPORT)]
-    assert users
-    assert [path.name for path in users if "repository" not in imported(path)] == []
-
-
-def test_pytest_searches_support_alone(pytestconfig: pytest.Config) -> None:
-    assert pytestconfig.getini("pythonpath") == [ROOT / "tests" / "support"]

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import disk_states
 import fault_injection
 import pytest
-from fault_cases import OTHER_USER, POWER_CUT, TWO_AT_ONCE, Bench, Case, plan
+from fault_cases import OTHER_USER, TWO_AT_ONCE, Bench, Case
 
 MISSING = fault_injection.missing()
 pytestmark = [pytest.mark.night, pytest.mark.skipif(bool(MISSING), reason=MISSING or "faults are possible")]
-WRITERS = {
-    "in its place": "open('file', 'wb').write(b'n' * 100)",
-    "without flushing": "open('new', 'wb').write(b'n' * 100); os.replace('new', 'file')",
-    "as it should be": """
-with open('new', 'wb') as stream:
-    stream.write(b'n' * 100), stream.flush(), os.fsync(stream.fileno())
-os.replace('new', 'file')
-os.fsync(os.open('.', os.O_RDONLY))
-""",
-}
 
 
 @pytest.fixture(scope="module")
@@ -67,38 +52,3 @@ def test_files_of_another_user(bench: Bench) -> None:
 
 def test_two_at_once(bench: Bench) -> None:
     assert not bench.judge(Case("results", TWO_AT_ONCE, 1)).wrong
-
-
-def test_a_plan_has_every_fault(bench: Bench) -> None:
-    cases = plan(bench, 60, only="legalize")
-    assert len(cases) == len(set(cases))
-    assert {case.fault for case in cases} >= {*fault_injection.FAULTS, POWER_CUT} - {
-        "no links",
-        "lost removal",
-    }  # `legalize` makes no links and removes nothing
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_what_a_power_cut_leaves(tmp_path: Path, writer: str) -> None:
-    """A power cut may leave a part of a file that is written in place or not flushed. The cases would find this."""
-    before, work, trace, counter = (tmp_path / name for name in ("before", "work", "trace", "counter"))
-    for folder in (before, work):
-        folder.mkdir()
-        (folder / "file").write_bytes(b"o" * 50)
-    counter.write_bytes(bytes(8))
-    settings = {"FAULT_UNDER": str(work), "FAULT_COUNTER": str(counter), "FAULT_TRACE": str(trace)}
-    environment = {"LD_PRELOAD": str(fault_injection.library(tmp_path)), **settings}
-    subprocess.run([sys.executable, "-c", f"import os\n{WRITERS[writer]}"], cwd=work, env=environment, check=True)
-    operations = [line for line in disk_states.read(trace) if line.name != disk_states.COUNTED]
-    contents = set()
-    for count in range(len(operations) + 1):
-        disk = disk_states.Disk(work, before)
-        for operation in operations[:count]:
-            disk.apply(operation)
-        for how in disk_states.HOW:
-            for seed in range(5):
-                place = tmp_path / f"{count}-{how}-{seed}"
-                disk.write(place, how, random.Random(seed))
-                contents.add((place / "file").read_bytes())
-    expected = {b"o" * 50, b"n" * 100}
-    assert contents == expected if writer == "as it should be" else contents - expected

@@ -55,36 +55,32 @@ def test_a_float_file_is_not_full_integer(float_file: Path) -> None:
     assert (types["full_integer"], types["io"], types["other_types"]) == (False, ["FLOAT32"], ["FLOAT32"])
 
 
-def test_other_outputs_are_an_error(tmp_path: Path, float_file: Path) -> None:
-    path = tmp_path / "four.tflite"
-    path.write_bytes(tiny.classifier(classes=4))
-    judgement = file_judgement.judged(path, SAMPLES, file_judgement.outputs_of(float_file, SAMPLES), None)
-    assert judgement["error"] == "the outputs of the file have the shapes [4], those of the model [3]"
+@pytest.mark.parametrize(
+    ("inputs", "classes", "error"),
+    [
+        ((4, 4, 1), 4, "the outputs of the file have the shapes [4], those of the model [3]"),
+        ((5, 5, 1), 3, "the input of the file has the shape [5, 5, 1], the samples have [4, 4, 1]"),
+    ],
+)
+def test_other_shapes_are_an_error(tmp_path: Path, inputs: tuple[int, int, int], classes: int, error: str) -> None:
+    path = tmp_path / "other.tflite"
+    path.write_bytes(tiny.classifier(inputs, classes))
+    judgement = file_judgement.judged(path, SAMPLES, [np.zeros((40, 3), np.float32)], None)
+    assert judgement["error"] == error
     assert judgement["operators"] == 2
 
 
-def test_other_inputs_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "large.tflite"
-    path.write_bytes(tiny.classifier((5, 5, 1)))
-    judgement = file_judgement.judged(path, SAMPLES, [np.zeros((40, 3), np.float32)], None)
-    assert judgement["error"] == "the input of the file has the shape [5, 5, 1], the samples have [4, 4, 1]"
-
-
-def test_channels_first_samples_fit_a_file_with_channels_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(4, 5, 3), (3, 4, 5)])
+def test_samples_with_another_order_of_the_axes_fit(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    """The second file has inputs that are taken as channels first: only the order of the axes matters here."""
     path = tmp_path / "colour.tflite"
-    path.write_bytes(tiny.classifier((4, 5, 3)))
-    last = np.random.default_rng(0).uniform(0, 1, (6, 4, 5, 3)).astype(np.float32)
-    first = np.ascontiguousarray(last.transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(file_judgement.outputs_of(path, first)[0], file_judgement.outputs_of(path, last)[0])
-
-
-def test_channels_last_samples_fit_a_file_with_channels_first(tmp_path: Path) -> None:
-    """The file has 3 x 4 x 5 inputs, which are taken as channels first: only the order of the axes matters here."""
-    path = tmp_path / "first.tflite"
-    path.write_bytes(tiny.classifier((3, 4, 5)))
-    first = np.random.default_rng(0).uniform(0, 1, (6, 3, 4, 5)).astype(np.float32)
-    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
-    np.testing.assert_array_equal(file_judgement.outputs_of(path, last)[0], file_judgement.outputs_of(path, first)[0])
+    path.write_bytes(tiny.classifier(shape))
+    samples = np.random.default_rng(0).uniform(0, 1, (6, *shape)).astype(np.float32)
+    order = (0, 3, 1, 2) if shape[2] == 3 else (0, 2, 3, 1)
+    moved = np.ascontiguousarray(samples.transpose(order))
+    np.testing.assert_array_equal(
+        file_judgement.outputs_of(path, moved)[0], file_judgement.outputs_of(path, samples)[0]
+    )
 
 
 def test_outputs_in_another_order_and_with_other_axes() -> None:

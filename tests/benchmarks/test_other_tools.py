@@ -42,34 +42,6 @@ def test_a_tool_without_an_environment_is_reported(tmp_path: Path) -> None:
     assert ran(*options, "--list", environment=WITHOUT_PYENV).stdout.split() == ["mnist", "onnx2tf", "finished"]
 
 
-def test_an_unknown_model(tmp_path: Path) -> None:
-    done = ran("--models", "nets", "--work", str(tmp_path))
-    assert done.returncode == 2
-    assert "'nets' is not known; allowed: vww_96; " in done.stderr
-
-
-def test_pip_fails(tmp_path: Path) -> None:
-    """The message contains pip's error, and an unfinished environment is not used later."""
-    code = (
-        "import pathlib, sys, environments\n"
-        "version = '.'.join(map(str, sys.version_info[:2]))\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "environments.REQUIREMENTS = folder\n"
-        "(folder / 'tool.txt').write_text('no-such-package-of-coralline==1.0\\n')\n"
-        "for _ in range(2):\n"
-        "    try:\n"
-        "        environments.made(environments.Environment('tool', version), folder)\n"
-        "    except environments.UnavailableError as error:\n"
-        "        print(error)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks" / "others"), "PIP_NO_INDEX": "1"}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("python failed: ERROR: ") and "no-such-package-of-coralline" in line for line in lines)
-
-
 # --- runs of tools ---
 
 WRITE = "import json, pathlib; pathlib.Path({folder!r}, 'result.json').write_text({text!r})"
@@ -132,9 +104,6 @@ def test_a_message_and_no_result(tmp_path: Path) -> None:
 def test_an_unreadable_result(tmp_path: Path, text: str) -> None:
     result = outcome(tmp_path, writing(tmp_path, text))
     assert (result.status, result.error) == (FAILED, "ended with exit code 0 without a result: no output")
-
-
-def test_an_unknown_status(tmp_path: Path) -> None:
     result = outcome(tmp_path, writing(tmp_path, {"status": "perfect"}))
     assert (result.status, result.error) == (FAILED, "the result has the status 'perfect'")
 
@@ -255,11 +224,13 @@ def test_models_with_the_same_reason_are_one_row() -> None:
     assert rows(tool_tables.cannot_table(tool_results, TOOLS, []))[0][2] == "net, second"
 
 
-def test_a_rejected_file_is_listed() -> None:
-    table = tool_tables.cannot_table(results(made_pair(rejected="an INT16 tensor")), TOOLS, [])
-    assert rows(table)[0][3] == "the Edge TPU compiler rejects the file: an INT16 tensor"
-
-
-def test_a_remark_about_a_mapped_operator_is_listed() -> None:
-    table = tool_tables.cannot_table(results(made_pair(remarks=["FULLY_CONNECTED: scales per channel"])), TOOLS, [])
-    assert rows(table)[0][2:] == ["net", "FULLY_CONNECTED: scales per channel"]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rejected": "an INT16 tensor"}, "the Edge TPU compiler rejects the file: an INT16 tensor"),
+        ({"remarks": ["FULLY_CONNECTED: scales per channel"]}, "FULLY_CONNECTED: scales per channel"),
+    ],
+)
+def test_faults_of_a_file_are_listed(changes: dict[str, Any], reason: str) -> None:
+    table = tool_tables.cannot_table(results(made_pair(**changes)), TOOLS, [])
+    assert rows(table)[0][2:] == ["net", reason]

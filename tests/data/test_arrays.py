@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
 import zipfile
@@ -11,20 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 
 from compress.core.errors import DataError
 from compress.data import files
-from compress.data.dataset import Dataset
 from compress.data.sources import Npy, Npz
-from deploy.contract.preprocessing import Preprocessing
 
 X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)
 Y = np.arange(30) % 3
 SPLITS = np.array(["train"] * 18 + ["validation"] * 6 + ["test"] * 6)
-
-
-def dataset(source: Any, *steps: Any) -> Dataset:
-    return Dataset(source, Preprocessing(list(steps)), None)
 
 
 # --- npz --------------------------------------------------------------------------------
@@ -53,12 +47,6 @@ def test_npz(tmp_path: Path, save: Any, shape: tuple[int, ...]) -> None:
 def test_npz_arrays_of_other_names(tmp_path: Path) -> None:
     source = npz(tmp_path, {"x": "images", "y": "targets"}, x=None, y=None, images=X, targets=Y[::-1])
     np.testing.assert_array_equal(source.load().labels, Y[::-1])
-
-
-def test_npz_with_its_own_split(tmp_path: Path) -> None:
-    data = dataset(npz(tmp_path, {"split": "of"}, of=SPLITS))
-    assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [18, 6, 6]
-    np.testing.assert_array_equal(data.inputs("test")[..., 0], X[24:])
 
 
 def test_npz_names_as_labels(tmp_path: Path) -> None:
@@ -208,14 +196,14 @@ def test_samples_stay_in_their_file(tmp_path: Path, x: np.ndarray) -> None:
     assert isinstance(array, np.memmap)
     np.testing.assert_array_equal(samples.read(7), x[7])
     assert samples.labels.tolist() == Y.tolist()
-    data = Dataset(npy(tmp_path, x), Preprocessing([]), None)
+    data = dataset(npy(tmp_path, x))
     assert data.inputs("train").shape == (21, 4, 5, 1)
 
 
 def test_names_splits_and_classes(tmp_path: Path) -> None:
     np.save(tmp_path / "split.npy", np.array(["train", "val", "test"] * 10))
     npy_source = npy(tmp_path, y=np.array(["b", "a"])[Y % 2], split="split.npy", classes=("b", "a"))
-    data = Dataset(npy_source, Preprocessing([]), None)
+    data = dataset(npy_source)
     assert data.class_names == ("b", "a")
     assert len(data.labels("validation")) == 10
     assert set(npy_source.files()) == {"x", "y", "split"}
@@ -264,18 +252,3 @@ def test_files_that_are_none(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.npy").mkdir()
     with pytest.raises(DataError, match="it is a folder"):
         npy_source.load()
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_damaged_npz(tmp_path: Path, save: Any) -> None:
-    path, random = tmp_path / "d.npz", np.random.default_rng(0)
-    save(path, x=X, y=Y)
-    content = path.read_bytes()
-    for attempt in range(400):
-        changed = bytearray(content[: random.integers(len(content))] if attempt % 4 == 0 else content)
-        if attempt % 4 and changed:
-            low = content.index(b"PK\1\2") if attempt % 2 else 0
-            changed[random.integers(low, len(changed))] = random.integers(256)
-        path.write_bytes(changed)
-        with contextlib.suppress(DataError):
-            Npz(file=str(path)).load()

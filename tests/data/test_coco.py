@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
+from datasets import dataset
+from pictures import turned
 from PIL import Image
 from pydantic import ValidationError
 
 from compress.core.errors import DataError
-from compress.data.dataset import Dataset
 from compress.data.sources.coco import Coco
-from deploy.contract.preprocessing import Preprocessing
 
 BOX: scenes.Box = (10, 5, 30, 20)
 
@@ -33,7 +33,7 @@ def one(folder: Path, change: Callable[[Any], Any] = lambda content: None) -> Co
 def test_a_file_for_each_split(tmp_path: Path) -> None:
     folder = scenes.as_coco(tmp_path)
     source = Coco(train="train.json", test="test.json").with_paths_from(folder)
-    data = Dataset(source, Preprocessing([]), None)
+    data = dataset(source)
     samples = scenes.scenes(12)
     assert data.class_names == ("block", "ring")  # in the order of the ids 3 and 17
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [
@@ -71,11 +71,9 @@ def without_size(content: Any) -> None:
 
 def with_exif(path: Path, size: tuple[int, int], orientation: int) -> None:
     """Write an image with a white block from (8, 16) to (24, 40), as one of the annotations has it."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     picture = Image.new("RGB", size)
     picture.paste((255, 255, 255), (8, 16, 24, 40))
-    picture.save(path, exif=exif)
+    picture.save(path, exif=turned(orientation))
 
 
 def shown(box: Any, image: Any) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -22,10 +23,6 @@ from deploy.contract.preprocessing import Preprocessing
 X = np.random.default_rng(0).random((40, 3, 3)).astype(np.float32)
 Y = np.arange(40) % 4
 SCALE = {"scale": {"from": [0, 2]}}
-
-
-def dataset(source: Any, *steps: Any, splitting: Splitting | None = None) -> Dataset:
-    return Dataset(source, Preprocessing(list(steps)), splitting)
 
 
 def npz(path: Path, x: np.ndarray = X, y: np.ndarray = Y, **settings: Any) -> Npz:
@@ -162,12 +159,6 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
 
 
 # --- the digest -------------------------------------------------------------------------
-
-
-def test_the_path_does_not_matter(tmp_path: Path) -> None:
-    here, there = npz(tmp_path / "a" / "one.npz"), npz(tmp_path / "b" / "two.npz")
-    assert (tmp_path / "a" / "one.npz").read_bytes() == (tmp_path / "b" / "two.npz").read_bytes()
-    assert dataset(here).digest == dataset(there).digest
 
 
 def test_what_changes_the_digest(tmp_path: Path) -> None:

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from datasets import dataset
 from pictures import flat, image, pipeline
 from PIL import Image
 
 from compress.core.errors import DataError
 from compress.core.progress import SILENT
-from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npz
 from compress.data.summary import describe
 from compress.pipeline.store import Store
 from compress.surface.cli.main import main
-from deploy.contract.preprocessing import Preprocessing
 
 
 def photos(folder: Path, **settings: Any) -> Path:
@@ -91,12 +90,12 @@ def test_data_is_accepted_until_it_changes(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.prepare()
     for accepted in (False, True):
-        data = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
+        data = dataset(ImageFolder(path=str(tmp_path / "images")))
         data.work_in(store, SILENT)
         assert data.is_accepted() == accepted
         data.accept()
     image(tmp_path / "images" / "cat" / "5.png", value=99)
-    changed = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    changed = dataset(ImageFolder(path=str(tmp_path / "images")))
     changed.work_in(store, SILENT)
     assert not changed.is_accepted()
 
@@ -143,7 +142,7 @@ def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.Cap
     messages = [f"data.source.npz: {file}, sample {index}: {reason}" for index in bad]
     assert (summary["corrupt"], summary["refused"]) == ({"count": 12, "first": messages}, [])
     with pytest.raises(DataError, match=r"samples cannot be used: .*; remove or repair them$"):  # npz cannot skip any
-        Dataset(Npz(file=str(tmp_path / "d.npz")), Preprocessing([]), None).inputs("train")
+        dataset(Npz(file=str(tmp_path / "d.npz"))).inputs("train")
 
 
 def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,18 +156,6 @@ def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert refused in capsys.readouterr().out
 
 
-def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = photos(tmp_path)
-    image(tmp_path / "images" / "cat" / "5.png", (5, 4))
-    assert main(["data", str(path)]) == 3
-    pattern = (
-        r"a run would refuse this: .*: has shape \[4, \d, 3\] after preprocessing, others have .*; put a resize step"
-    )
-    assert re.search(pattern, capsys.readouterr().out)
-    path.write_text(path.read_text() + "\n  preprocess: [{resize: {size: [4, 4]}}]")
-    assert main(["data", str(path)]) == 0
-
-
 def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = photos(tmp_path)
     flat(tmp_path / "images" / "train", 12)
@@ -178,7 +165,7 @@ def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
     message = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
     assert main(["data", str(path)]) == 3
     assert message in capsys.readouterr().out
-    data = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    data = dataset(ImageFolder(path=str(tmp_path / "images")))
     data.inputs("train")
     with pytest.raises(DataError, match=re.escape(message)):
         data.inputs("test")
@@ -203,16 +190,16 @@ def test_imbalance_and_classes_without_samples(tmp_path: Path) -> None:
     split = np.array((["train"] * 3 + ["test"]) * 9 + ["val"] * 4)
     np.savez(tmp_path / "d.npz", x=x, y=np.where(np.arange(40) % 8 == 1, 0, 1), split=split)
     source = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common"))
-    data = Dataset(source, Preprocessing([]), None)
+    data = dataset(source)
     summary = data.summary()
     assert summary["imbalance"] == 4.4
     assert summary["range"] == [-2.0, 3.0]
     text = describe({"classes": list(data.class_names), **summary})
     assert "the most frequent class has 4.4 training samples for one of the rarest" in text
     more = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common", "absent"))
-    missing = Dataset(more, Preprocessing([]), None).summary()
+    missing = dataset(more).summary()
     assert (missing["imbalance"], missing["missing"]) == (None, ["absent"])
     assert "no training sample: absent" in describe({"classes": ["rare", "common", "absent"], **missing})
     unlabelled = Npz(file=str(tmp_path / "d.npz"), split="split", y=None)
-    counts = describe({"classes": [], **Dataset(unlabelled, Preprocessing([]), None).summary()}).splitlines()[1]
+    counts = describe({"classes": [], **dataset(unlabelled).summary()}).splitlines()[1]
     assert counts.split() == ["all", "27", "4", "9"]

@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from pictures import divided, flat, image
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, images
-from deploy.contract.preprocessing import Preprocessing
-
-
-def dataset(source: ImageFolder, *steps: Any) -> Dataset:
-    return Dataset(source, Preprocessing(list(steps)), None)
 
 
 def everything(data: Dataset) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
+from pictures import turned
 from PIL import Image
 
 from compress.core.errors import DataError
-from compress.data.dataset import Dataset
 from compress.data.sources.coco import Coco
 from compress.data.sources.object_crops import KeypointCrops
-from deploy.contract.preprocessing import Preprocessing
 
 POINTS = [40.0, 20.0, 2, 56.0, 44.0, 1, 0, 0, 0]
 """x, y and visibility in a photo of 96 x 64 pixels, of an object from (32, 16) to (64, 48)."""
@@ -57,7 +57,7 @@ def test_an_object_is_cropped_with_a_margin(tmp_path: Path) -> None:
 def test_keypoints_are_moved_by_preprocessing(tmp_path: Path) -> None:
     source = annotated(tmp_path, lambda content: content["annotations"][0].update(bbox=[32, 16, 32, 16]), 9)
     steps = [{"resize": {"size": [64, 64], "filter": "nearest", "fit": "letterbox"}}]
-    data = Dataset(source, Preprocessing(steps), None)
+    data = dataset(source, *steps)
     assert data.task == "keypoints"
     for split in ("train", "validation", "test"):
         points, inputs = data.targets(split), data.inputs(split)  # type: ignore[arg-type]
@@ -71,15 +71,15 @@ def test_keypoints_are_moved_by_preprocessing(tmp_path: Path) -> None:
 
 
 def test_a_crop_makes_points_outside_invisible(tmp_path: Path) -> None:
-    data = Dataset(annotated(tmp_path, photos=6), Preprocessing([{"crop": {"size": [24, 24]}}]), None)
+    data = dataset(annotated(tmp_path, photos=6), {"crop": {"size": [24, 24]}})
     np.testing.assert_allclose(data.targets("train")[0], [[4 / 24, 0, 2], [20 / 24, 1, 1], [0, 0, 0]], atol=1e-6)
-    data = Dataset(annotated(tmp_path, photos=6), Preprocessing([{"crop": {"size": [20, 24]}}]), None)
+    data = dataset(annotated(tmp_path, photos=6), {"crop": {"size": [20, 24]}})
     assert not data.targets("train")[0].any()
 
 
 def test_objects_of_one_photo_are_in_one_split(tmp_path: Path) -> None:
     source = annotated(tmp_path, photos=12)
-    data = Dataset(source, Preprocessing([]), None)
+    data = dataset(source)
     places = [
         {source.load().describe(int(index)).partition(",")[0] for index in indices}
         for indices in data._indices.values()
@@ -90,9 +90,7 @@ def test_objects_of_one_photo_are_in_one_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_keypoints_rotate_with_their_photo(tmp_path: Path, orientation: int) -> None:
     source = annotated(tmp_path)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.open(tmp_path / "0.png").copy().save(tmp_path / "0.png", exif=exif)
+    Image.open(tmp_path / "0.png").copy().save(tmp_path / "0.png", exif=turned(orientation))
     samples = source.load()
     assert samples.points is not None
     crop = samples.read(0)

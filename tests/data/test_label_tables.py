@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from pictures import flat, image
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
-from compress.data.dataset import Dataset, Splitting
+from compress.data.dataset import Splitting
 from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
-from deploy.contract.preprocessing import Preprocessing
 
 KINDS = ("tea", "coffee", "water")
 
@@ -40,13 +40,6 @@ def shop(root: Path, rows: list[dict[str, Any]] | None = None, count: int = 30, 
 
 def tabled(root: Path, classes: Classes | None = None, **settings: Any) -> ImageFolder:
     return ImageFolder(path=str(root), labels=Labels(table="labels.csv", **settings), classes=classes)
-
-
-def test_numbers_in_a_table(tmp_path: Path) -> None:
-    rows = [{"photo": f"photos/{index}.png", "kind": 10 - index % 2} for index in range(6)]
-    samples = tabled(shop(tmp_path, rows), file="photo", label="kind").load()
-    assert samples.class_names == tuple(map(str, range(11)))
-    assert samples.labels.tolist() == [10, 9] * 3
 
 
 def test_spaces_around_labels_and_groups_do_not_count(tmp_path: Path) -> None:
@@ -99,12 +92,12 @@ def test_splits_in_a_table(tmp_path: Path, column: str, setting: str | None) -> 
 
 def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:
     shop(tmp_path, speaker=["ada", "bob"], split=["train", "test", "train", "val", "train"])
-    data = Dataset(tabled(tmp_path, group="speaker"), Preprocessing([]), None)
+    data = dataset(tabled(tmp_path, group="speaker"))
     with pytest.raises(
         DataError, match=r"data.source.folder: the group 'ada' is in train and in .*; correct the table"
     ):
         data.labels("train")
-    anew = Dataset(tabled(tmp_path, group="speaker"), Preprocessing([]), Splitting(validation=0.3, test=0.3))
+    anew = dataset(tabled(tmp_path, group="speaker"), splitting=Splitting(validation=0.3, test=0.3))
     with pytest.raises(DataError, match="split is empty"):  # two groups are too few for three splits
         anew.labels("train")
     shop(
@@ -112,7 +105,7 @@ def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:
         speaker=["ada", "bob", "cy", ""],
         split=["train", "test", "val", "train", "train", "test", "val", "val"],
     )
-    disjoint_data = Dataset(tabled(tmp_path, group="speaker"), Preprocessing([]), None)
+    disjoint_data = dataset(tabled(tmp_path, group="speaker"))
     assert [len(disjoint_data.labels(split)) for split in ("train", "validation", "test")] == [12, 10, 8]
 
 
@@ -155,7 +148,7 @@ BAD_TABLES: dict[str, tuple[bytes, str]] = {
 def test_bad_tables(tmp_path: Path, content: bytes, message: str) -> None:
     (shop(tmp_path) / "labels.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        _ = Dataset(tabled(tmp_path), Preprocessing([]), None).labels("test")
+        _ = dataset(tabled(tmp_path)).labels("test")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +255,7 @@ def test_a_table_for_each_split(tmp_path: Path, names: tuple[str, str]) -> None:
         table(tmp_path / name, [["id", "label"], *([f"{i}.png", kind(i)] for i in range(6))])
     samples = ImageFolder(path=str(tmp_path)).load()
     assert {split: len(of) for split, of in samples.splits.items()} == {"train": 6, "test": 6}
-    data = Dataset(ImageFolder(path=str(tmp_path)), Preprocessing([]), None)
+    data = dataset(ImageFolder(path=str(tmp_path)))
     assert len(data.labels("test")) == 6
     assert len(samples.notes) == 2
 

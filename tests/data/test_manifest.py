@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import dataset
 from pictures import flat
 
 from compress.core.errors import DataError, StoreError
 from compress.data import manifest
-from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npy, Npz
-from deploy.contract.preprocessing import Preprocessing
 
 
 def written(path: Path, source: ImageFolder | Npy | Npz) -> Path:
@@ -42,10 +41,10 @@ def test_nothing_is_loaded_that_the_manifest_does_not_list(tmp_path: Path) -> No
     np.savez(tmp_path / "d.npz", x=np.zeros((9, 2, 2)), y=np.arange(9) % 3)
     path = written(tmp_path / "m.toml", Npz(file=str(tmp_path / "d.npz")))
     source = Npz(file=str(tmp_path / "d.npz"), manifest=str(path))
-    assert len(Dataset(source, Preprocessing([]), None).labels("train")) > 0
+    assert len(dataset(source).labels("train")) > 0
     np.savez(tmp_path / "d.npz", x=np.ones((9, 2, 2)), y=np.arange(9) % 3)
     with pytest.raises(DataError, match=r"1 changed: d\.npz"):
-        Dataset(source, Preprocessing([]), None).labels("train")
+        dataset(source).labels("train")
 
 
 @pytest.mark.parametrize("content", [b"", b"[sha256", b"sha256 = 5", b"[sha256]\na = 5", b"\xff", b"[other]"])

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from numpy.typing import NDArray
+from pictures import turned
 from PIL import Image
 
 from compress.core.errors import DataError
 from compress.core.progress import SilentProgress
-from compress.data.dataset import Dataset
 from compress.data.sources.masks import Masks
 from compress.data.summary import examine
-from deploy.contract.preprocessing import Preprocessing
 
 CLASSES = ("background", "person", "dog")
 MASK = np.array([[0, 1, 2, 2], [0, 1, 255, 2]], np.uint8)
@@ -109,7 +109,7 @@ def test_splits_and_images_without_masks(tmp_path: Path) -> None:
         for index in range(count):
             write(tmp_path, f"{split}/{index}")
     (tmp_path / "masks" / "train2017" / "0.png").unlink()
-    data = Dataset(source(tmp_path), Preprocessing([]), None)
+    data = dataset(source(tmp_path))
     assert data.task == "segmentation"
     assert data.has_targets
     assert [len(data.targets(split)) for split in ("train", "validation", "test")] == [3, 2, 1]
@@ -133,7 +133,7 @@ def test_masks_are_moved_with_their_images(tmp_path: Path, steps: list[dict[str,
         Image.fromarray(np.repeat(200 * mask[..., np.newaxis], 3, 2)).save(
             tmp_path / "images" / "train" / f"{index}.png"
         )
-    data = Dataset(source(tmp_path), Preprocessing(steps), None)
+    data = dataset(source(tmp_path), *steps)
     masks, images = data.targets("train"), data.inputs("train")
     assert masks.shape == images.shape[:3]
     assert masks.dtype == np.uint8
@@ -148,10 +148,8 @@ def test_masks_rotate_with_photos(tmp_path: Path, orientation: int, setting: Any
     mask = np.zeros((8, 16), np.uint8)
     mask[1:3, 2:8] = 1
     write(tmp_path, "a", mask)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     path = tmp_path / "images" / "a.png"
-    Image.fromarray(np.repeat(255 * mask[..., np.newaxis], 3, 2)).save(path, exif=exif)
+    Image.fromarray(np.repeat(255 * mask[..., np.newaxis], 3, 2)).save(path, exif=turned(orientation))
     samples = source(tmp_path, orientation=setting).load()
     assert samples.read_mask is not None
     np.testing.assert_array_equal(samples.read_mask(0) == 1, samples.read(0)[..., 0] == 255)
@@ -187,7 +185,7 @@ def test_damaged_masks_are_named(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"masks/5\.png.*is not a readable PNG"):
             source(tmp_path).load().read_mask(5)  # type: ignore[misc]
-    report, refused = examine(Dataset(source(tmp_path), Preprocessing([]), None), SilentProgress())
+    report, refused = examine(dataset(source(tmp_path)), SilentProgress())
     assert refused
     assert "5.png" in report["refused"][0]
 
@@ -222,7 +220,7 @@ def test_two_images_of_one_mask_are_refused(tmp_path: Path) -> None:
 def test_the_data_command_shows_the_shares_of_pixels(tmp_path: Path) -> None:
     for index in range(10):
         write(tmp_path, f"{index}")
-    report, refused = examine(Dataset(source(tmp_path), Preprocessing([]), None), SilentProgress())
+    report, refused = examine(dataset(source(tmp_path)), SilentProgress())
     assert not refused
     shares = "dog 42.9%, background 28.6%, person 28.6%; 12.5% do not count"
     assert report["notes"] == [f"pixels of the training masks: {shares}"]
@@ -232,7 +230,7 @@ def test_the_data_command_shows_the_shares_of_pixels(tmp_path: Path) -> None:
 def test_masks_of_one_class_are_probably_a_mistake(tmp_path: Path) -> None:
     for index in range(10):
         write(tmp_path, f"{index}", 255 * (MASK == 1).astype(np.uint8))
-    report, _ = examine(Dataset(source(tmp_path), Preprocessing([]), None), SilentProgress())
+    report, _ = examine(dataset(source(tmp_path)), SilentProgress())
     assert report["warnings"] == [
         "every pixel of the training masks is of the class 'background': check `classes`, `keep` and `ignore`"
     ]

@@ -82,22 +82,7 @@ def animated(path: Path, suffix: str = ".png") -> None:
     saved(path, frames[0], suffix, save_all=True, append_images=frames[1:])
 
 
-def rotated(path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    saved(path, exif=exif)
-
-
 UNUSUAL: dict[str, tuple[Callable[[Path], object], str]] = {
-    "deep": (
-        lambda path: saved(path, Image.fromarray(np.full((4, 6), 40000, np.uint16))),
-        "1 images have 16 bits; the upper 8 are used",
-    ),
-    "cmyk": (
-        lambda path: saved(path, Image.new("CMYK", (6, 4), (1, 2, 3, 4)), ".jpg"),
-        "1 images are CMYK; they are converted to RGB",
-    ),
-    "animated": (animated, "1 images are animated; the first frame is used"),
     "animated webp": (lambda path: animated(path, ".webp"), "1 images are animated; the first frame is used"),
     "palette": (
         lambda path: saved(path, Image.new("P", (6, 4)), transparency=0),
@@ -109,7 +94,6 @@ UNUSUAL: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "single": (lambda path: image(path, (1, 1)), "1 images have a single pixel"),
     "narrow": (lambda path: image(path, (121, 6)), "1 images have one side more than 20 times the other"),
-    "rotated": (rotated, "1 images are rotated or mirrored by their EXIF orientation"),
 }
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 
 from compress.core.errors import DataError
-from compress.data.dataset import Dataset
 from compress.data.sources import PythonFunction
-from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "import numpy as np\nX = np.arange(480.).reshape(30, 4, 4)\nY = np.arange(30) % 3\n"
 
@@ -51,7 +50,7 @@ def test_what_may_be_given(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_splits_and_classes(tmp_path: Path, text: str) -> None:
-    data = Dataset(source(tmp_path, text), Preprocessing([]), None)
+    data = dataset(source(tmp_path, text))
     assert data.class_names == ("a", "b", "c")
     assert data.labels("test").tolist() == [2] * 10
 
@@ -130,7 +129,7 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
         "    def __getitem__(self, i): return X[i] if i < 29 else 1 / 0\n"
         "def load(): return {'x': Lazy(), 'y': Y, 'split': ['train', 'val', 'test'] * 10}"
     )
-    data = Dataset(source(tmp_path, text), Preprocessing([]), None)
+    data = dataset(source(tmp_path, text))
     data.inputs("train")
     with pytest.raises(DataError, match=r"sample 29.*x\[29\] failed: ZeroDivisionError"):
         data.inputs("test")
@@ -146,7 +145,7 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
     ],
 )
 def test_samples_that_are_no_numbers(tmp_path: Path, sample: str, message: str) -> None:
-    data = Dataset(source(tmp_path, f"def load(): return [{sample}] * 30, Y"), Preprocessing([]), None)
+    data = dataset(source(tmp_path, f"def load(): return [{sample}] * 30, Y"))
     for ask in (data.summary, lambda: data.inputs("train")):
         with pytest.raises(DataError, match=message):
             ask()
@@ -158,14 +157,7 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
         "    def __getitem__(self, i): print('read'); return X[i]\n"
         "def load(): print('called'); return Lazy(), Y"
     )
-    Dataset(source(tmp_path, text), Preprocessing([]), None).summary()
+    dataset(source(tmp_path, text)).summary()
     out, err = capsys.readouterr()
     assert out == ""
     assert {"imported", "called", "read"} <= set(err.splitlines())
-
-
-def test_an_exit_in_one_sample(tmp_path: Path) -> None:
-    text = "class Lazy:\n    def __len__(self): return 30\n    def __getitem__(self, i): raise SystemExit(0)\n"
-    data = Dataset(source(tmp_path, text + "def load(): return Lazy(), Y"), Preprocessing([]), None)
-    with pytest.raises(DataError, match=r"x\[\d+\] failed: SystemExit: 0"):
-        data.inputs("train")

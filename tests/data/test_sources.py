@@ -8,21 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from PIL import Image
 
 from compress.core.errors import DataError
 from compress.data import files
-from compress.data.dataset import Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, ImageFolder, Npz, TfRecord, Voc, Wav
 from compress.data.sources.tfrecord import TensorFeature
 from deploy.contract.decoding import parsed
-from deploy.contract.preprocessing import Preprocessing
-
-
-def dataset(source: Any, *steps: Any) -> Dataset:
-    return Dataset(source, Preprocessing(list(steps)), None)
-
 
 # --- digits -----------------------------------------------------------------------------
 

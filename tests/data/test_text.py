@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 
 from compress.core.errors import DataError
-from compress.data.dataset import Dataset
 from compress.data.sources import TextTable
-from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of
 
 ROWS = [
@@ -32,7 +31,7 @@ def written(folder: Path, rows: Any = ROWS, header: str = "text,label,split,auth
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 def test_texts_labels_and_splits(tmp_path: Path, delimiter: str) -> None:
     source = TextTable(file=written(tmp_path, delimiter=delimiter), split="split", max_bytes=32)
-    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    data = dataset(source, {"tokens": {"length": 3, "buckets": 50}})
     assert data.class_names == ("cat", "dog")
     assert {split: data.labels(split).tolist() for split in ("train", "validation", "test")} == {
         "train": [0, 1],
@@ -51,7 +50,7 @@ def test_texts_labels_and_splits(tmp_path: Path, delimiter: str) -> None:
 def test_groups_stay_together(tmp_path: Path) -> None:
     rows = [(f"text {index}", "ab"[index % 2], "", str(index // 4)) for index in range(80)]
     source = TextTable(file=written(tmp_path, rows), group="author")
-    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    data = dataset(source, {"tokens": {"length": 3, "buckets": 50}})
     authors: dict[str, set[int]] = {}
     for split in ("train", "validation", "test"):
         raw = data.raw(split, np.arange(len(data.labels(split))))
@@ -63,7 +62,7 @@ def test_groups_stay_together(tmp_path: Path) -> None:
 def test_texts_without_a_group_are_divided_one_by_one(tmp_path: Path) -> None:
     rows = [(f"text {index}", "ab"[index % 2], "", " x" if index < 10 else "") for index in range(100)]
     source = TextTable(file=written(tmp_path, rows), group="author")
-    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    data = dataset(source, {"tokens": {"length": 3, "buckets": 50}})
     for split in ("train", "validation", "test"):
         raw = data.raw(split, np.arange(len(data.labels(split))))
         named = [int(text_of(sample).split()[1]) < 10 for sample in raw]

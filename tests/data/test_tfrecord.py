@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from data_files import example, field, record, varint
+from datasets import dataset
 from PIL import Image
 from pydantic import ValidationError
 
 from compress.core.errors import DataError
 from compress.data.class_names import Classes
-from compress.data.dataset import Dataset
 from compress.data.sources import TfRecord
 from compress.data.sources.tfrecord import MAX_RECORD, TensorFeature, masked_crc
-from deploy.contract.preprocessing import Preprocessing
 
 
 def png(value: int, side: int = 4) -> bytes:
@@ -91,7 +90,7 @@ def test_splits_and_classes(tmp_path: Path) -> None:
     for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
         write(tmp_path / f"flowers-{name.partition('-')[0]}.tfrecord-{name.partition('-')[2]}", 6)
     (tmp_path / "names.txt").write_text("daisy\nrose\n")
-    data = Dataset(source(tmp_path, classes=Classes(file="names.txt")), Preprocessing([]), None)
+    data = dataset(source(tmp_path, classes=Classes(file="names.txt")))
     assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [12, 6, 6]
     assert data.class_names == ("daisy", "rose")
     write(tmp_path / "more.tfrecord")
@@ -198,7 +197,7 @@ def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
     path.write_bytes(content[:place] + b"X" + content[place + 1 : -20])
     with pytest.raises(DataError):
         source(path).load()
-    data = Dataset(source(path, corrupt="skip"), Preprocessing([]), None)
+    data = dataset(source(path, corrupt="skip"))
     assert sum(len(data.labels(split)) for split in ("train", "validation", "test")) == 28
     assert len(data.corrupt) == 2
     assert "checksum is wrong" in data.corrupt[1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from compress.data.dataset import Dataset, Splitting
 from compress.data.label_tables import Labels
 from compress.data.sources import Csv
 from compress.data.splits import by_time, overlapping
-from deploy.contract.preprocessing import Preprocessing
 
 
 def write(path: Path, rows: int, first: float = 0, labels: list[str] | None = None) -> Path:
@@ -71,7 +71,7 @@ def test_short_stretches(tmp_path: Path) -> None:
 def test_folders_are_classes(tmp_path: Path) -> None:
     for index in range(6):
         write(tmp_path / ("walk" if index % 2 else "run") / f"{index}.csv", 8, 100 * index)
-    data = Dataset(source(tmp_path), Preprocessing([]), Splitting(validation=0.3, test=0.3))
+    data = dataset(source(tmp_path), splitting=Splitting(validation=0.3, test=0.3))
     assert data.class_names == ("run", "walk")
     files = [{start // 100 for start in starts(data, split)} for split in ("train", "validation", "test")]
     assert sum(map(len, files)) == 6  # no file is in two splits
@@ -93,7 +93,7 @@ def test_a_table_of_files(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label,split\nruns/0.csv,1,train\nruns/1.csv,0,val\nruns/2.csv,1,test\n")
     (tmp_path / "names.txt").write_text("still\nmoving\n")
     series_source = source(tmp_path, labels=Labels(table="labels.csv"), classes=Classes(file="names.txt"))
-    data = Dataset(series_source, Preprocessing([]), None)
+    data = dataset(series_source)
     assert starts(data, "test") == [200, 204]
     assert data.labels("validation").tolist() == [0, 0]
     assert data.class_names == ("still", "moving")
@@ -103,7 +103,7 @@ def test_a_label_column_in_folders_of_splits(tmp_path: Path) -> None:
     places = [f"{split}/{index}" for split in ("Train", "val", "testing") for index in range(2)]
     for number, place in enumerate(places):
         write(tmp_path / f"{place}.csv", 8, 100 * number, labels=["walk"] * 4 + ["run"] * 4)
-    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    data = dataset(source(tmp_path, label_column="activity"))
     split_starts = {split: starts(data, split) for split in ("train", "validation", "test")}
     assert split_starts == {"train": [0, 4, 100, 104], "validation": [200, 204, 300, 304], "test": [400, 404, 500, 504]}
     write(tmp_path / "extra" / "6.csv", 8, labels=["walk"] * 8)
@@ -114,7 +114,7 @@ def test_a_label_column_in_folders_of_splits(tmp_path: Path) -> None:
 def test_files_that_are_called_as_splits_are(tmp_path: Path) -> None:
     for number, name in enumerate(("train", "test", "dev")):
         write(tmp_path / f"{name}.csv", 8, 100 * number, labels=["walk"] * 4 + ["run"] * 4)
-    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    data = dataset(source(tmp_path, label_column="activity"))
     assert [starts(data, split) for split in ("train", "validation", "test")] == [[0, 4], [200, 204], [100, 104]]
     alone = source(tmp_path / "test.csv", label_column="activity").load()
     assert alone.splits == {}
@@ -127,7 +127,7 @@ def test_files_of_a_group_in_two_splits(tmp_path: Path) -> None:
         f"runs/{index}.csv,{index % 2},{'train' if index < 3 else 'test'},m{index // 2}\n" for index in range(4)
     )
     (tmp_path / "labels.csv").write_text("file,label,split,machine\n" + rows)
-    data = Dataset(source(tmp_path, labels=Labels(table="labels.csv", group="machine")), Preprocessing([]), None)
+    data = dataset(source(tmp_path, labels=Labels(table="labels.csv", group="machine")))
     with pytest.raises(DataError, match="the group 'm1' is in train and in test"):
         data.labels("test")
 
@@ -135,7 +135,7 @@ def test_files_of_a_group_in_two_splits(tmp_path: Path) -> None:
 def test_divided_by_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 200, labels=["walk"] * 100 + ["run"] * 100)
     series_source = source(path, window=10, stride=2, label_column="activity", divide="time")
-    data = Dataset(series_source, Preprocessing([]), Splitting(validation=0.2, test=0.2))
+    data = dataset(series_source, splitting=Splitting(validation=0.2, test=0.2))
     rows = {
         split: {row for start in starts(data, split) for row in range(start, start + 10)}
         for split in ("train", "validation", "test")
@@ -174,7 +174,7 @@ def test_windows_that_overlap_are_never_divided(windows: list[tuple[int, int, in
 
 def test_one_file_cannot_be_divided_by_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 40, labels=["walk"] * 20 + ["run"] * 20)
-    data = Dataset(source(path, label_column="activity"), Preprocessing([]), None)
+    data = dataset(source(path, label_column="activity"))
     with pytest.raises(DataError, match=r"one file .*; set `divide: time`"):
         data.labels("test")
 
@@ -182,14 +182,14 @@ def test_one_file_cannot_be_divided_by_files(tmp_path: Path) -> None:
 def test_one_file_for_each_class_is_divided_by_time(tmp_path: Path) -> None:
     for kind in ("run", "walk"):
         write(tmp_path / f"{kind}.csv", 80, labels=[kind] * 80)
-    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    data = dataset(source(tmp_path, label_column="activity"))
     with pytest.raises(
         DataError, match=r"split is empty: .*; a class in one file .* is in one split: set `divide: time`"
     ):
         data.labels("test")
-    timed = Dataset(source(tmp_path, label_column="activity", divide="time"), Preprocessing([]), None)
+    timed = dataset(source(tmp_path, label_column="activity", divide="time"))
     assert [len(timed.labels(split)) for split in ("train", "validation", "test")] == [28, 4, 8]
-    few = Dataset(source(tmp_path, window=40, label_column="activity", divide="time"), Preprocessing([]), None)
+    few = dataset(source(tmp_path, window=40, label_column="activity", divide="time"))
     with pytest.raises(
         DataError, match=r"validation split is empty: 4 samples are too few; add rows, or change data\.s"
     ):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
+from datasets import dataset
+from pictures import turned
 from PIL import Image
 
 from compress.core.errors import DataError
-from compress.data.dataset import Dataset
 from compress.data.sources.voc import MAX_XML_BYTES, Voc
-from deploy.contract.preprocessing import Preprocessing
 
 
 def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.Box]] | None = None) -> Voc:
@@ -28,7 +28,7 @@ def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.B
 
 def test_the_standard_folders_with_their_lists_of_splits(tmp_path: Path) -> None:
     folder = scenes.as_voc(tmp_path / "voc")
-    data = Dataset(Voc(path=str(folder)), Preprocessing([{"resize": {"size": [32, 32]}}]), None)
+    data = dataset(Voc(path=str(folder)), {"resize": {"size": [32, 32]}})
     samples = scenes.scenes(12)
     assert data.task == "detection"
     assert data.class_names == ("block", "ring")
@@ -67,13 +67,11 @@ def test_lists_further_down_are_found(tmp_path: Path) -> None:
         scenes.as_voc(tmp_path / year, seed=seed)
     main = tmp_path / "VOC2012" / "ImageSets" / "Main"
     (main / "test.txt").write_text("0000\n")
-    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    data = dataset(Voc(path=str(tmp_path)))
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [14, 4, 4]
     assert data.notes == ["2 images with an .xml file are in no list of ImageSets/Main, and were left out"]
     assert len(data.source.files()) == 12 + 12 + 3 + 10 + 10 + 3
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.new("RGB", (64, 64)).save(tmp_path / "VOC2007" / "JPEGImages" / "0000.png", exif=turned)
+    Image.new("RGB", (64, 64)).save(tmp_path / "VOC2007" / "JPEGImages" / "0000.png", exif=turned(6))
     both = Voc(path=str(tmp_path)).load().notes
     assert (len(both), both[1:]) == (2, tuple(data.notes))
     assert "EXIF orientation" in both[0]
@@ -202,7 +200,7 @@ def test_no_folder_no_annotations_no_objects(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"contains no .xml files"):
         Voc(path=str(tmp_path)).load()
     one(tmp_path, scenes.annotation("a.png", [], (40, 20)))
-    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    data = dataset(Voc(path=str(tmp_path)))
     with pytest.raises(DataError, match="the images contain no objects"):
         data.objects("train")
 
@@ -220,7 +218,7 @@ def test_the_fingerprint_changes_with_a_box_and_with_an_image_and_not_with_the_p
 def test_the_summary_counts_objects(tmp_path: Path) -> None:
     folder = scenes.as_voc(tmp_path / "voc")
     (folder / "Annotations" / "0000.xml").write_text(scenes.annotation("0000.png", []))
-    summary = Dataset(Voc(path=str(folder)), Preprocessing([]), None).summary()
+    summary = dataset(Voc(path=str(folder))).summary()
     objects = [name for _, rows in scenes.scenes(12)[1:] for name, _ in rows]
     assert summary["samples"] == {"train": 7, "validation": 2, "test": 3}
     counted = np.sum([summary["counts"][split] for split in summary["samples"]], axis=0)
@@ -234,7 +232,7 @@ def test_images_are_divided_so_that_rare_classes_are_in_every_split(tmp_path: Pa
         Image.new("RGB", (40, 20)).save(tmp_path / f"{name}.png")
         objects = [("cat", (1, 1, 9, 9))] + ([("dog", (20, 1, 30, 9))] if index % 5 == 0 else [])
         (tmp_path / f"{name}.xml").write_text(scenes.annotation(f"{name}.png", objects, (40, 20)))
-    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    data = dataset(Voc(path=str(tmp_path)))
     for split in ("train", "validation", "test"):
         assert any(1 in image_objects.classes for image_objects in data.objects(split))  # type: ignore[arg-type]
 

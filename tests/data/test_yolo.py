@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
+from datasets import dataset
+from pictures import turned
 from PIL import Image
 from pydantic import ValidationError
 
@@ -72,7 +74,7 @@ def test_the_splits_of_data_yaml_and_of_folders(tmp_path: Path, described: bool)
         (tmp_path / "data.yaml").write_text(text)
     else:
         (tmp_path / "classes.txt").write_text("block\nring\n")
-    data = Dataset(Yolo(folder=str(tmp_path)), Preprocessing([]), None)
+    data = dataset(Yolo(folder=str(tmp_path)))
     assert data.task == "detection"
     assert data.class_names == scenes.CLASSES
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [7, 3, 2]
@@ -95,12 +97,12 @@ def test_boxes_are_moved_by_letterboxes_and_crops(tmp_path: Path) -> None:
     boxes, classes = Dataset(source, letterbox, None).objects("train")[0]
     np.testing.assert_allclose(boxes, [[0.375, 0.375, 0.625, 0.625], [0.25, 0, 0.75, 0.1]], atol=1e-6)
     assert classes.tolist() == [0, 1]
-    cropped = Dataset(source, Preprocessing([{"crop": {"size": [32, 32]}}]), None)
+    cropped = dataset(source, {"crop": {"size": [32, 32]}})
     boxes, classes = cropped.objects("train")[0]
     np.testing.assert_allclose(boxes, [[0.25, 0.25, 0.75, 0.75]], atol=1e-6)
     assert classes.tolist() == [0]
     assert len(cropped.objects("train")[1].classes) == 0
-    too_large = Dataset(source, Preprocessing([{"crop": {"size": [64, 32]}}]), None)
+    too_large = dataset(source, {"crop": {"size": [64, 32]}})
     with pytest.raises(DataError, match=r"a\.png.*crop to \[64, 32\]"):
         too_large.objects("train")
 
@@ -299,9 +301,7 @@ def test_either_a_file_or_a_folder() -> None:
 def test_boxes_are_those_of_the_decoded_image(tmp_path: Path, orientation: int, setting: Any) -> None:
     """The programs that write such labels first rotate photos by their EXIF orientation."""
     source = one(tmp_path, "0 0.5 0.5 1 1\n").model_copy(update={"orientation": setting})
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.new("RGB", (64, 32)).save(tmp_path / "images" / "train" / "a.png", exif=exif)
+    Image.new("RGB", (64, 32)).save(tmp_path / "images" / "train" / "a.png", exif=turned(orientation))
     samples = source.load()
     assert samples.objects is not None
     assert samples.sizes is not None

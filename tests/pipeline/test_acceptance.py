@@ -59,10 +59,6 @@ def test_some_reasons_hold_for_random_samples(on_noise: Any, level: str) -> None
     assert DESTROYED.text not in left_out.record.reasons
 
 
-def test_a_named_cause_alone_is_a_warning() -> None:
-    assert verdict(ORDER) == ((ORDER.text,), "")
-
-
 @pytest.mark.parametrize(("gain", "named"), [(0.55, True), (0.2, False), (None, True)])
 def test_causes_that_explain_much_less_are_left_out(gain: float | None, named: bool) -> None:
     other = VerdictReason("warning", "another cause", "named", gain)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scenes
 import tiny
 
 from compress.model.tflite.interpreter import LoadedModel
@@ -63,28 +62,6 @@ def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
     np.savez(path.parent / "data.npz", x=x, y=y, split=split)
 
 
-def imbalanced(path: Path, rare: int, common: int) -> str:
-    """Keep some test samples of the model's most frequent class, and of others; return the name of that class."""
-    with np.load(path.parent / "data.npz") as arrays:
-        x, y = arrays["x"], arrays["y"]
-    frequent = int(np.bincount(y[40:]).argmax())
-    test = np.arange(40, len(x))
-    kept = np.concatenate([test[y[test] == frequent][:common], test[y[test] != frequent][:rare]])
-    assert len(kept) == rare + common
-    chosen = np.concatenate([np.arange(40), kept])
-    save(path, x[chosen], y[chosen])
-    return str(frequent)
-
-
-def test_a_model_that_tells_samples_apart_is_ok(coralline: tiny.Coralline, tmp_path: Path) -> None:
-    path, _ = project(tmp_path, 60, ["compile"])
-    done = coralline(path)
-    assert done.returncode == 0, done.stderr
-    record = report(tmp_path)
-    assert (record["status"], record["error"]) == ("ok", None)
-    assert verdicts(record) == {"original": "varied", "result": "varied"}
-
-
 def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp_path: Path) -> None:
     path, _ = project(tmp_path, 60, ["compile", "package"], favourite=1)
     done = coralline(path)
@@ -129,17 +106,6 @@ def test_an_original_with_one_answer_that_was_repaired(coralline: tiny.Coralline
     assert f"verdict: usable with warnings\n- {what}\n" in done.stdout
     assert verdicts(report(tmp_path)) == {"original": "degenerate", "result": "varied"}
     assert f"- {what[0].upper()}{what[1:]}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
-
-
-def test_a_majority_class_that_is_the_only_answer(coralline: tiny.Coralline, tmp_path: Path) -> None:
-    path, _ = project(tmp_path, 600, ["compile"])
-    frequent = imbalanced(path, rare=6, common=194)
-    (path.parent / "model.tflite").write_bytes(tiny.classifier(favourite=int(frequent)))
-    done = coralline(path)
-    assert done.returncode == 7
-    record = report(tmp_path)
-    assert record["models"]["result"]["measurements"]["accuracy"]["value"] == 0.97
-    assert record["degeneracy"]["result"]["text"] == f"answers '{frequent}' to 200 of 200 test samples"
 
 
 def test_a_result_that_also_breaks_the_budget(coralline: tiny.Coralline, tmp_path: Path) -> None:
@@ -199,61 +165,3 @@ def test_a_training_that_diverges(tmp_path: Path) -> None:
     assert record["status"] == "not usable"
     latency = record["models"]["result"]["measurements"]["latency_ms"]
     assert latency["how"] == "measured" or "the TFLite runtime refuses it" in latency["note"]
-
-
-@pytest.mark.tensorflow
-def test_a_quantization_that_destroys_the_model(tmp_path: Path) -> None:
-    import keras
-
-    image = keras.Input((8, 8, 1))
-    model = keras.Model(image, keras.layers.Dense(2, name="scores")(keras.layers.Flatten()(image)))
-    kernel = np.zeros((64, 2), np.float32)
-    kernel[1:32, 0], kernel[32:, 1] = 0.1, 0.1
-    kernel[0] = 1e5  # for the pixel that is always 0: with one scale for all weights, the others become 0
-    model.layers[-1].set_weights([kernel, np.array([0.01, 0.0], np.float32)])
-    model.save(tmp_path / "model.keras")
-    done = compress(halves(tmp_path, {"file": "model.keras"}, ["quantize"]))
-    assert done.returncode == 7, done.stderr
-    assert "and the original does not (first seen on the validation split after `quantize`)" in done.stderr
-    record = report(tmp_path, "halves")
-    assert record["models"]["original"]["measurements"]["accuracy"]["value"] > 0.9
-    assert verdicts(record) == {"original": "varied", "result": "degenerate"}
-
-
-DETECTOR = """
-import keras
-
-def detector(input_shape):
-    return {"maps": [{"cells": [8, 8], "boxes": [[0.35, 0.35]]}], "scores": "logits"}
-
-def build(input_shape, classes):
-    layers = keras.layers
-    image = keras.Input(input_shape)
-    x = layers.Conv2D(8, 3, 8, padding="same", activation="relu")(image)
-    boxes = layers.Reshape((-1, 4))(layers.Conv2D(4, 1)(x))
-    rare = keras.initializers.Constant(-20.0)
-    scores = layers.Reshape((-1, classes))(layers.Conv2D(classes, 1, bias_initializer=rare)(x))
-    return keras.Model(image, [boxes, scores])
-"""
-
-
-@pytest.mark.tensorflow
-def test_a_detector_that_finds_nothing(tmp_path: Path) -> None:
-    (tmp_path / "finder.py").write_text(DETECTOR)
-    stages = [{"train": {"epochs": 1, "learning_rate": 1e-6}}, "quantize"]
-    path = scenes.pipeline(tmp_path, (40, 16), {"builder": "finder.py", "trust": True}, stages)
-    done = compress(path)
-    assert done.returncode == 7, done.stderr
-    record = report(tmp_path, "found")
-    assert record["degeneracy"]["result"]["text"] == "finds nothing in 16 of 16 test images"
-    assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
-    page = (tmp_path / "runs" / "found" / "report.html").read_text()
-    assert "Do not use the result for the reason above." in page
-
-
-def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny.Coralline, tmp_path: Path) -> None:
-    path, _ = project(tmp_path, 60, [], favourite=0)
-    for _ in range(2):
-        done = coralline(path, "--json")
-        record = json.loads(done.stdout)  # one document
-        assert (done.returncode, record["status"], record["error"]["exit_code"]) == (7, "not usable", 7)

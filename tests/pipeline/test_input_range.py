@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import data_files
 import numpy as np
 import one_op
 import pytest
@@ -97,14 +98,8 @@ def test_a_range_that_is_none(limits: tuple[float, float], tmp_path: Path) -> No
 
 
 def test_recordings_for_an_input_of_16_bit_samples(tmp_path: Path) -> None:
-    import wave
-
     (tmp_path / "sounds").mkdir()
-    with wave.open(str(tmp_path / "sounds" / "a.wav"), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(bytes(1600))
+    (tmp_path / "sounds" / "a.wav").write_bytes(data_files.sound(np.zeros(800)))
     found = inputs(tmp_path, Tensor((1, 800), "INT8", scales=(256.0,), zero_point=0))
     with pytest.raises(DataError, match=r"recordings have values from -1 to 1.*--range -32768 32767"):
         data_section.data_for(found, tmp_path / "sounds")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,31 +198,6 @@ def test_a_download_that_is_cut_off_leaves_nothing(machine: Machine, monkeypatch
     assert fetch(machine("b"))[0] is not None
 
 
-@pytest.mark.parametrize("location", ["file"], indirect=True)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_process_that_is_killed_leaves_nothing_that_looks_complete(
-    location: str, machine: Machine, tmp_path: Path, number: int
-) -> None:
-    script = f"""
-import os, sys
-from pathlib import Path
-from compress.pipeline import shared_store
-from test_shared_store import KEY, publish, tiny
-store = shared_store.SharedStore(Path({str(tmp_path / "a" / ".store")!r}), {location!r})
-store.prepare()
-artifact, put = publish(store), store._files.put_file
-store._files.put_file = lambda *paths: (put(*paths), os.kill(os.getpid(), {int(number)}))
-store.share(KEY, artifact, tiny.Notes(), replace=True)
-"""
-    paths = ":".join([str(Path(__file__).parent), *sys.path])
-    environment = {**tiny.environment(), "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -number, done.stderr
-    assert len(list(Path(location).rglob("model.tflite"))) == 1
-    assert fetch(machine("b")) == (None, [])
-    assert machine("b").look(KEY) is None
-
-
 # --- damaged and hostile stores ---------------------------------------------------------
 
 
@@ -236,15 +209,12 @@ def named(name: str) -> Callable[[dict[str, Any]], Any]:
     ("change", "reason"),
     [
         (named("../outside"), "names or values that are not allowed"),
-        (named("/etc/outside"), "names or values that are not allowed"),
-        (named(".."), "names or values that are not allowed"),
         (named("artifact.json"), "names or values that are not allowed"),
         (named("sub/file"), "names or values that are not allowed"),
         (named("absent.bin"), "absent.bin is missing"),
         (lambda content: content["files"].update({"plan.json": "0" * 64}), "plan.json is damaged"),
         (lambda content: content.update(kind="a poem"), "artifact.json is invalid"),
         (lambda content: content.update(seconds=float("nan")), "artifact.json is invalid"),
-        (lambda content: content.update(files=[]), "artifact.json is invalid"),
     ],
 )
 def test_a_hostile_manifest_is_refused(
@@ -275,7 +245,6 @@ def test_a_hostile_manifest_is_refused(
     ("name", "content", "reason"),
     [
         ("keys/" + KEY, b"../../elsewhere", "the key is damaged"),
-        ("keys/" + KEY, b"", "the key is damaged"),
         ("keys/" + KEY, b"0" * 64 + b"\n", "artifact.json is missing"),
         ("keys/" + KEY, bytes(1000), "the key is damaged"),
         ("artifact.json", b"[" * 100_000, "artifact.json is invalid"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import wave
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import data_files
 import numpy as np
 import pytest
 import tiny
@@ -167,9 +167,7 @@ def test_recordings_get_features_of_their_rate(tmp_path: Path) -> None:
     for name in ("yes", "no"):
         (tmp_path / "words" / name).mkdir(parents=True)
         for index in range(12):
-            with wave.open(str(tmp_path / "words" / name / f"{index}.wav"), "wb") as file:
-                file.setparams((1, 2, 8000, 0, "NONE", ""))
-                file.writeframes(np.zeros(4000, "<i2").tobytes())
+            (tmp_path / "words" / name / f"{index}.wav").write_bytes(data_files.sound(np.zeros(4000)))
     pipeline, _ = written(tmp_path, tmp_path / "words")
     assert pipeline.settings["data"]["source"] == {"wav": {"path": "words", "rate": 8000, "seconds": 0.5}}
     steps = pipeline.settings["data"]["preprocess"]
@@ -272,26 +270,6 @@ def test_a_quantized_model_without_layers_is_still_compiled(tmp_path: Path) -> N
     data = photos(tmp_path / "shop", {"apple": 10, "pear": 10, "plum": 10}, side=4)
     pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
     assert [*map(list, pipeline.settings["stages"])] == [["compile"], ["package"]]
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(("scale", "zero", "expected"), [(1 / 128, 0, [-1, 1]), (1.0, -128, None)])
-def test_the_range_of_a_quantized_input_is_that_of_the_photos(
-    tmp_path: Path, scale: float, zero: int, expected: list[int] | None
-) -> None:
-    draw = np.random.default_rng(0)
-    tensors = {
-        "image": Tensor((1, 4, 4, 3), scales=(scale,), zero_point=zero),
-        "dense": Tensor((2, 48), "INT8", draw.integers(-100, 100, (2, 48)), (0.01,)),
-        "bias": Tensor((2,), "INT32", 0, (scale * 0.01,)),
-        "scores": Tensor((1, 2), scales=(1.0,)),
-    }
-    ops = [Op("FULLY_CONNECTED", ["image", "dense", "bias"], ["scores"], 4)]
-    (tmp_path / "model.tflite").write_bytes(content(tensors, ops, ["image"], ["scores"]))
-    data = photos(tmp_path / "shop", {"apple": 10, "pear": 10}, side=4)
-    pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
-    steps = pipeline.settings["data"]["preprocess"][1:]
-    assert steps == ([{"scale": {"from": [0, 255], "to": expected}}] if expected else [])
 
 
 @pytest.mark.tensorflow

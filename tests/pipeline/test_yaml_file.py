@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from compress.core.errors import PipelineError, nearest, shown
 from compress.core.yaml_limits import MAX_BYTES, MAX_DEPTH, MAX_LINES, MAX_NODES
@@ -40,26 +36,21 @@ def refusal(parse: Any, content: str | bytes) -> str:
     ("text", "value"),
     [
         ("1e-3", 0.001),
-        ("12", 12),
         ("-0", 0),
         ("017", 17),  # 15 in YAML 1.1
         ("0o17", 15),
         ("0x1F", 31),
-        ("1.", 1.0),
         ("9223372036854775807", 2**63 - 1),
         ("-9223372036854775807", 1 - 2**63),
         ("true", True),
         ("null", None),
         ("", None),
         ("no", "no"),
-        ("y", "y"),
         ("1:30", "1:30"),  # 90 in YAML 1.1
         ("2001-12-31", "2001-12-31"),
         ("'12'", "12"),
-        ('"true"', "true"),
         ("<<", "<<"),
         ("caffè ☕", "caffè ☕"),
-        ("[]", []),
         ("[1, [2, {a: b}]]", [1, [2, {"a": "b"}]]),
     ],
 )
@@ -113,24 +104,21 @@ def test_byte_order_mark_is_no_content(parse: Any) -> None:
         ("a: 1\nb: 2\na: 3\n", "file.yaml:3: the key 'a' occurs twice (first in line 1)"),
         ("x:\n  a: 1\n  a: 1\n", "file.yaml:3: the key 'a' occurs twice (first in line 2)"),
         ("x: {a: 1, a: 2}\n", "file.yaml:1: the key 'a' occurs twice"),
-        ("a: &x 1\n", "file.yaml:1: anchors and aliases"),
         ("a: 1\nb: *x\n", "file.yaml:2: anchors and aliases"),
         ("a: 1\nb:\n  <<: {c: 1}\n", "file.yaml:3: a key must be a plain word; merging (<<)"),
         ("a: 1\n? [b, c]\n: 2\n", "file.yaml:2: a key must be a plain word"),
         ('a: 1\n"b\\nc": 2\n', "file.yaml:2: a key must be a plain word"),
         ("a: 1\nb: !!python/object:os.system x\n", "file.yaml:2: the tag 'tag:yaml.org,2002:python/object:os.system'"),
         ("a: !!int 3\n", "file.yaml:1: the tag 'tag:yaml.org,2002:int' is not allowed"),
-        ("!mine a: 1\n", "file.yaml:1: the tag '!mine' is not allowed"),
         ("a: 1\n---\nb: 1\n", "file.yaml:2: a second document (---) is not allowed"),
         ("%YAML 1.1\n---\na: no\n", "the version in the %YAML line is not allowed; allowed: 1.2"),
         ("a: 1\nb: [1, 2\nc: 3\n", "file.yaml:3: is not valid YAML"),
         ("a: [1, 2\n\n\n", "(begun in line 1)"),
         ("a:\n\tb: 1\n", "file.yaml:2: is not valid YAML"),
-        ("a: 'x\n", "is not valid YAML"),
-        ('a: "\\q"\n', "file.yaml:1: is not valid YAML"),
         ('a: "\\U00110000"\n', "file.yaml: is not valid YAML: an escape sequence is not a valid character"),
         ("a: 1\nb: 1e999\n", "file.yaml:2: '1e999' is infinite or not a number"),
         ("a: 1\nb: -.inf\n", "file.yaml:2: '-.inf' is infinite or not a number"),
+        ("a: 1\nb: .nan\n", "file.yaml:2: '.nan' is infinite or not a number"),
         ("a: 1\nb: 9223372036854775808\n", "file.yaml:2: '9223372036854775808' is too large"),
         ("a: 0x" + "f" * 5000, "file.yaml:1: '0xfff"),
         ("a: " + "9" * 5000, "file.yaml:1: '9999"),
@@ -141,10 +129,8 @@ def test_byte_order_mark_is_no_content(parse: Any) -> None:
         (b"a: 1\nb: \x00\n", "file.yaml:2: is not valid YAML: unacceptable character #x0000"),
         (b"a: 1\nb: \xff\n", "file.yaml:2: is not a text file in UTF-8"),
         ("a: 1\n".encode("utf-16"), "file.yaml:1: is not a text file in UTF-8"),
-        (b"\x89PNG\r\n\x1a\n", "file.yaml:1: is not a text file in UTF-8"),
         (b"", "file.yaml: is empty"),
         ("[" * 2000 + "]" * 2000, f"file.yaml:1: is nested too deeply; allowed: {MAX_DEPTH} levels"),
-        ("a:\n" + "".join(f"{' ' * i}- \n" for i in range(1, 50)), "is nested too deeply"),
     ],
 )
 def test_what_is_refused(parse: Any, content: str | bytes, message: str) -> None:
@@ -195,97 +181,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PipelineError, match="cannot be read: Not a directory"):
         read(tmp_path / "file" / "pipeline.yaml")
-
-
-def _leaves(value: Any) -> Any:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            assert isinstance(key, str)
-            yield key
-            yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _outcome(path: Path) -> Document | PipelineError:
-    try:
-        return read(path)
-    except PipelineError as error:
-        return error
-
-
-def _plain_or_refused(folder: Path, content: bytes) -> None:
-    path = folder / "fuzz.yaml"
-    path.write_bytes(content)
-    outcome = _outcome(path)
-    if isinstance(outcome, PipelineError):
-        assert len(str(outcome).splitlines()) == 1
-        assert str(path) in str(outcome)
-        return
-    last = sum(content.count(end) for end in (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80")) + 1
-    assert all(1 <= line <= last for line in outcome.lines.values())
-    for leaf in _leaves(outcome.value):
-        assert leaf is None or type(leaf) in (str, bool, int, float)
-        assert not isinstance(leaf, float) or math.isfinite(leaf)
-        assert not isinstance(leaf, str) or len(leaf.splitlines()) <= 1
-
-
-@given(st.binary(max_size=200))
-@example(b"\xff\xfe")
-@settings(max_examples=300)
-def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    _plain_or_refused(tmp_path_factory.getbasetemp(), content)
-
-
-SIGNS = list("{}[]&*!|>'\"\\#=-._@`%?:,~é1")
-WORDS = ["!!", "---", "...", "<<", "\\x0", "\\U0011", "!<", "&x", "*x", "!t", "0x", "1e9", ".inf", "null", "2001-01-01"]
-SPACED = [
-    "- ",
-    ": ",
-    ", ",
-    "a: ",
-    "? ",
-    "!!int ",
-    "|2-\n",
-    "%YAML 1.1\n",
-    "%TAG ! x\n",
-    "\n",
-    "\n  ",
-    "\n    ",
-    "\t",
-    "\r",
-]
-TOKENS = st.sampled_from([*SIGNS, *WORDS, *SPACED, "\x00", "\x85", "\u2028", "\ufeff"])
-
-
-@given(st.lists(TOKENS, max_size=40).map("".join))
-@settings(max_examples=500)
-def test_anything_like_yaml_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
-    _plain_or_refused(tmp_path_factory.getbasetemp(), content.encode())
-
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(1 - 2**63, 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(min_codepoint=32, max_codepoint=126)),
-    lambda items: (
-        st.lists(items, max_size=4)
-        | st.dictionaries(st.text(st.characters(min_codepoint=97, max_codepoint=122)), items, max_size=4)
-    ),
-    max_leaves=10,
-)
-
-
-@given(PLAIN)
-def test_json_is_read_as_what_it_is(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
-    path = tmp_path_factory.getbasetemp() / "value.yaml"
-    path.write_text(json.dumps(value))
-    assert read(path).value == value
 
 
 def test_values_in_messages_are_short_and_as_in_yaml() -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from run_records import RECORDS, Record, crowded, failed, full, html_of, m, markdown_of
+from run_records import RECORDS, Record, failed, full, html_of, m, markdown_of
 
 from compress.report import sections, verdict
 from compress.report.blocks import Block, Columns, Details, Figure
@@ -119,10 +119,6 @@ def test_a_model_that_is_faster_on_the_cpu_is_advised_against() -> None:
 def test_a_model_that_the_compiler_rejects_is_not_compiled() -> None:
     steps = verdict.steps(record(placement=placement(failure="CONV_2D is too new", compiles=False)))
     assert [step.command for step in steps] == ["python -m compress check model.tflite", verdict.COMPARE]
-
-
-def test_a_budget_that_is_not_kept_comes_first() -> None:
-    assert verdict.steps(RunRecord.from_json(crowded()))[0].text.startswith("The budget is not kept")
 
 
 IDENTITIES = [

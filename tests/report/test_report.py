@@ -177,15 +177,6 @@ def test_what_a_record_makes_the_page_say(name: str, sentence: str) -> None:
     assert sentence in Page(html_of(RECORDS[name]())).text
 
 
-def test_the_latency_of_the_host_is_the_latency() -> None:
-    for page in (Page(html_of(full())).text, markdown_of(full())):
-        assert "1.90 ms for each inference, predicted on usb3 (1.47 ms to 2.45 ms)." in page
-        assert "USB 3, x86" in page
-        assert "Latency on usb3" in page
-        assert "Time on this machine's CPU, median" in page
-        assert "This machine's CPU, Xeon 2.2 GHz, not a Coral host" in page
-
-
 def test_next_steps_name_limits_gains_and_commands() -> None:
     record = full()
     record["outputs"]["digits.coralline"] = record["outputs"]["model.tflite"]

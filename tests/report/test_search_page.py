@@ -10,7 +10,6 @@ import pytest
 
 from compress.core.measurement import SIZES, Measurement, Metric
 from compress.report import search_page
-from compress.results.encoding import decode, encode
 from compress.results.search import FrontPoint, SearchRecord, TrialRecord
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
@@ -128,9 +127,3 @@ def test_equal_values_and_hostile_names_are_drawn() -> None:
     )
     assert "<script" not in page
     assert "nan" not in page.lower().split("<svg", 1)[1].split("</svg>")[0]
-
-
-def test_the_record_survives_json() -> None:
-    for trial_record in TRIALS:
-        assert decode(TrialRecord, encode(trial_record)) == trial_record
-    assert RECORD.to_json()["schema_version"] == 1

@@ -53,3 +53,8 @@ def riff(*chunks: bytes) -> bytes:
 def form(tag: int = 1, bits: int = 16, channels: int = 1, rate: int = 8000, block: int | None = None) -> bytes:
     block = channels * bits // 8 if block is None else block
     return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits))
+
+
+def sound(values: np.ndarray, rate: int = 8000) -> bytes:
+    """Return a WAV file of one channel with 16 bits for each sample."""
+    return riff(form(rate=rate), chunk(b"data", values.astype("<i2").tobytes()))

@@ -24,6 +24,13 @@ def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100) -> Path:
     return path
 
 
+def turned(orientation: int) -> Image.Exif:
+    """Return EXIF data with an orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def flat(root: Path, images_per_class: int = 10) -> Path:
     for number, kind in enumerate(("cat", "dog")):
         for index in range(images_per_class):

@@ -6,11 +6,11 @@ import csv
 import json
 import subprocess
 import sys
-import wave
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import data_files
 import numpy as np
 import tiny
 from paths import ROOT
@@ -102,9 +102,8 @@ def spoken_digits(folder: Path) -> None:
     for speaker in ("george", "jackson", "lucas", "nicolas", "theo", "yweweler"):
         for digit in range(10):
             for number in range(12):
-                with wave.open(str(folder / "recordings" / f"{digit}_{speaker}_{number}.wav"), "wb") as file:
-                    file.setparams((1, 2, 8000, 0, "NONE", ""))
-                    file.writeframes(np.arange(400 + number, dtype="<i2").tobytes())
+                path = folder / "recordings" / f"{digit}_{speaker}_{number}.wav"
+                path.write_bytes(data_files.sound(np.arange(400 + number)))
 
 
 def temperature(folder: Path) -> None:

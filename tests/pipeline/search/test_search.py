@@ -172,14 +172,6 @@ def test_a_search_in_which_nothing_works_ends_early(coralline: Coralline, tmp_pa
     assert content["notes"] == ["search: the first 5 trials failed, the last one: remade: this cannot work"]
 
 
-def test_all_combinations_end_the_search(coralline: Coralline, tmp_path: Path) -> None:
-    project(tmp_path, trials=60, settings={"remade.filters": [1, 2, 3]})
-    done = coralline("search", "pipeline.yaml")
-    assert done.returncode == 0
-    assert "The search ended after 3 trials: all combinations were tried." in done.stdout
-    assert statuses(found(tmp_path)).count("complete") == 3
-
-
 class Trials:
     """A stand-in for the worker process: each trial is complete at once.
 
@@ -422,16 +414,6 @@ def test_an_interruption_between_two_trials_has_no_traceback(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         assert json.loads(process.stdout.readline()) == {"interrupted": True}
         assert process.communicate(timeout=60) == ("", "")
-
-
-def test_a_database_holds_the_trials(coralline: Coralline, tmp_path: Path) -> None:
-    project(tmp_path, trials=2)
-    done = coralline("search", "pipeline.yaml", "--storage", f"sqlite:///{tmp_path}/trials.db")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "trials.db").exists()
-    done = coralline("search", "pipeline.yaml", "--storage", "nonsense:///x")
-    assert done.returncode == 2
-    assert "--storage: the storage cannot be used" in done.stderr
 
 
 def test_several_processes_share_the_trials(coralline: Coralline, tmp_path: Path) -> None:

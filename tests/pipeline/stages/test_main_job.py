@@ -82,24 +82,6 @@ def test_the_same_again_keeps_everything_and_never_imports_tensorflow(full_run: 
     assert first == {key: record[key] for key in first}
 
 
-def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(full_run: tuple[Path, dict[str, Any]]) -> None:
-    folder = full_run[0]
-    stages = """
-  - train
-  - prune: {keep_macs: 0.8, epochs: 0}
-  - prune: {id: again, keep_macs: 0.8, epochs: 1}
-  - quantize
-"""
-    code, record, errors = compress(folder, "file: runs/small/model.keras", stages)
-    assert code == 0, errors
-    assert [row["id"] for row in record["stages"]] == ["model", "train", "prune", "again", "quantize"]
-    assert record["stages"][1]["status"] == "skipped"
-    macs = [row["measurements"]["macs"]["value"] for row in record["stages"]]
-    assert macs[1] is None
-    assert macs[3] <= 0.8 * macs[2] <= 0.8 * 0.8 * macs[0]
-    assert record["models"]["original"]["stage"] == "model"
-
-
 def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_packs_to(
     full_run: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -127,77 +109,9 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
         assert "no memory or time is saved there" in text
 
 
-def test_a_model_that_does_not_fit_the_data_is_refused(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "runs").symlink_to(full_run[0] / "runs")
-    pipeline = SMALL.replace("[32, 32]", "[16, 16]").format(model="file: runs/small/model.keras", stages="[quantize]")
-    (tmp_path / "p.yaml").write_text(pipeline)
-    done = subprocess.run(
-        [sys.executable, "-m", "compress", str(tmp_path / "p.yaml"), "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 4
-    assert "takes [32, 32, 1], but data.preprocess gives [16, 16, 1]" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "out" / "small" / "report.json").read_text())["status"] == "failed"
-
-
-BUILDER = """
-import keras
-
-def net(input_shape, classes):
-    image = keras.Input(input_shape)
-    x = keras.layers.Rescaling(2.0, -1.0)(image)
-    x = keras.layers.Conv2D(8, 3, strides=4, activation="relu")(x)
-    return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(x)))
-"""
-
-
-def test_layers_of_several_steps_are_searched_like_any_other(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(BUILDER)
-    model = 'builder: "own.py:net", trust: true'
-    code, record, errors = compress(tmp_path, model, "[train: {epochs: 1}, quantize, compile]")
-    assert code == 0, errors
-    assert any(trial["kept"] for trial in record["stages"][2]["facts"]["tried"])
-    assert record["placement"]["macs"]["cpu"] == 0
-
-
 def test_a_builder_that_fails_is_told_in_one_message(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(input_shape, classes):\n    raise RuntimeError('no\\nway')\n")
     code, _, errors = compress(tmp_path, "builder: own.py, trust: true", "[train]")
     assert code == 4
     assert "RuntimeError: no" in errors
     assert "Traceback" not in errors
-
-
-ONE_RUN = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from pathlib import Path
-from compress.model.importers.keras import keras_file
-from compress.learning.quantization import export
-
-given, made = map(Path, sys.argv[1:])
-made.write_bytes(export.convert_float(keras_file.load(given)))
-"""
-
-
-def test_a_float_tflite_file_goes_the_same_way_as_the_model_that_it_was_made_of(tmp_path: Path) -> None:
-    code, trained, errors = compress(tmp_path, "builder: digits_cnn", "[train: {epochs: 3}]")
-    assert code == 0, errors
-    model, file = tmp_path / "runs" / "small" / "model.keras", tmp_path / "small.tflite"
-    subprocess.run([sys.executable, "-c", ONE_RUN, model, file], check=True, capture_output=True)
-    code, record, errors = compress(
-        tmp_path,
-        "file: small.tflite",
-        "[prune: {keep_macs: 0.8, epochs: 1}, quantize: {ranges: minmax}, compile, package]",
-    )
-    assert code == 0, errors
-    rows = {row["id"]: row for row in record["stages"]}
-    assert rows["model"]["facts"]["parity"]["max_rel"] < 1e-5
-    same = [row["measurements"]["accuracy"]["value"] for row in (rows["model"], trained["stages"][1])]
-    assert same[0] == same[1]
-    assert rows["quantize"]["facts"]["layers"]
-    assert (tmp_path / "runs" / "small" / "small.coralline").exists()
-    accuracy = {name: rows[name]["measurements"]["accuracy"]["value"] for name in ("prune", "quantize")}
-    assert abs(accuracy["quantize"] - accuracy["prune"]) < 0.03

@@ -64,15 +64,12 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         ([], "the following arguments are required: pipeline; see --help"),
-        (["--nothing"], "the following arguments are required: pipeline; see --help"),
         (["pipeline.yaml", "--nothing"], "unrecognized arguments: --nothing; see --help"),
         (["pipeline.yaml", "--dry"], "unrecognized arguments: --dry; did you mean '--dry-run'?"),
         (["check", "m.tflite", "--compilr=15.0"], "unrecognized arguments: --compilr=15.0; did you mean '--compiler'?"),
         (["pipeline.yaml", "other.yaml"], "unrecognized arguments: other.yaml; see --help"),
         (["pipeline.yaml", "--out"], "argument --out: expected one argument; see --help"),
         (["pipeline.yaml", "--json=yes"], "argument --json: ignored explicit argument 'yes'; see --help"),
-        (["stages", "train"], "unrecognized arguments: train; see --help"),
-        (["schema", "--yaml"], "unrecognized arguments: --yaml; see --help"),
         (["gone.yaml"], "gone.yaml: cannot be read: No such file or directory; give the path of a pipeline file"),
         (["."], ".: cannot be read: Is a directory; give the path of a pipeline file"),
     ],
@@ -90,21 +87,6 @@ def test_bad_arguments(
     captured = capsys.readouterr()
     assert (code, captured.out, captured.err) == (2, "", f"coralline: {message}\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bad_pipeline_file(coralline: Coralline, tmp_path: Path, path: Path) -> None:
-    path.write_text(path.read_text().replace('"stages"', '"stage"'))
-    for more in ([], ["--dry-run"]):
-        message = refusal(coralline(path, *more), 2)
-        assert message.startswith(f"{path}:14: stage: unknown key 'stage'; allowed: ")
-        assert message.endswith("did you mean 'stages'?")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_forcing_a_stage_that_is_not_there(coralline: Coralline, tmp_path: Path, path: Path) -> None:
-    message = refusal(coralline(path, "--force", "compile", "--force", "compil"), 2)
-    assert message == "--force: unknown stage 'compil'; allowed: model, compile, package"
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("arguments", [["pipeline.yaml", "--help"], ["run", "-h"], ["--json", "--help"]])
@@ -159,18 +141,12 @@ def module(*arguments: str) -> Done:
     )
 
 
-def test_stages() -> None:
+def test_stages_and_schema() -> None:
     done = module("stages")
     assert (done.stdout, done.stderr) == (manual.stages(), "")
     assert [line for line in done.stdout.splitlines() if re.match(r"\w", line)] == [*STAGES]
-
-
-def test_stages_as_json() -> None:
     done = module("stages", "--json")
     assert (json.loads(done.stdout), done.stderr) == (json.loads(json.dumps(manual.stages_json())), "")
-
-
-def test_schema() -> None:
     done = module("schema")
     assert (json.loads(done.stdout), done.stderr) == (manual.schema(), "")
 
@@ -238,23 +214,6 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
         *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log"),
         "model_explorer.json",
     }
-
-
-def test_a_second_run_says_what_was_kept(coralline: Coralline, path: Path) -> None:
-    first = coralline(path)
-    second = coralline(path)
-    assert second.stdout == first.stdout
-    assert [line.split()[1] for line in lasting(second.stderr)[1:]] == ["cached"] * 3
-    forced = coralline(path, "--force", "compile")
-    assert [line.split()[1] for line in lasting(forced.stderr)[1:]] == ["cached", "done", "cached"]
-
-
-def test_another_folder(coralline: Coralline, tmp_path: Path, path: Path) -> None:
-    done = coralline(path, "--out", tmp_path / "some" / "where")
-    assert done.returncode == 0
-    assert done.stdout.endswith(f"report: {tmp_path}/some/where/tiny/report.html\n")
-    assert (tmp_path / "some" / "where" / "tiny" / "tiny.coralline").exists()
-    assert not (tmp_path / "runs").exists()
 
 
 def test_results_as_json_are_the_report(coralline: Coralline, tmp_path: Path, path: Path) -> None:
@@ -331,42 +290,12 @@ def test_a_broken_budget_says_by_how_much(coralline: Coralline, tmp_path: Path, 
         assert done.stdout.endswith("report: runs/tiny/report.html\n")
 
 
-def test_a_budget_that_holds(coralline: Coralline, tmp_path: Path) -> None:
-    path = tiny.project(tmp_path / "project", [], budget={"size_bytes": len(tiny.classifier())})
-    assert coralline(path).returncode == 0
-
-
 def test_a_file_where_results_should_go(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     message = refusal(coralline(path), 6)
     assert message.startswith("runs/tiny: the run's folder cannot be written: ")
     assert message.endswith("choose another folder with --out")
     assert (tmp_path / "runs").read_text() == "a file"
-
-
-def test_a_folder_that_cannot_be_written(coralline: Coralline, unwritable: Path, path: Path) -> None:
-    message = refusal(coralline(path, "--out", unwritable / "runs"), 6)
-    assert message.startswith(f"{unwritable}/runs")
-    assert "cannot be written: " in message
-    assert list(unwritable.iterdir()) == []
-
-
-def test_a_missing_data_set(coralline: Coralline, path: Path) -> None:
-    (path.parent / "data.npz").unlink()
-    done = coralline(path)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1].startswith(f"coralline: {path.parent}/data.npz: cannot be read: No such file")
-    assert "Traceback" not in done.stderr
-
-
-def test_code_that_nobody_vouched_for(coralline: Coralline, tmp_path: Path, path: Path) -> None:
-    (path.parent / "own.py").write_text("open('ran', 'w')\n")
-    path.write_text(path.read_text().replace('"file": "model.tflite"', '"builder": "own.py"'))
-    message = refusal(coralline(path), 4)
-    assert message.startswith(
-        f"{path}:4: model: loading would run the builder {path.parent}/own.py, which is a program; set "
-    )
-    assert not (tmp_path / "ran").exists()
 
 
 # --- streams ----------------------------------------------------------------------------

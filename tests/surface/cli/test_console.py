@@ -84,17 +84,6 @@ def test_memory_that_is_short_is_named_once(
     assert note in log
 
 
-def test_enough_memory_is_not_named(
-    quick: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "memory", lambda: Memory(4 << 30, 2 << 30, 1 << 30))
-    lines, _ = shown(capfd, tmp_path / "run.log")
-    assert not any("memory" in line for line in lines)
-    monkeypatch.setattr(memory, "memory", lambda: None)
-    lines, _ = shown(capfd, tmp_path / "run.log")
-    assert not any("memory" in line for line in lines)
-
-
 def test_the_thread_ends_with_the_stage_after_an_error_too(tmp_path: Path) -> None:
     import threading
 
@@ -142,7 +131,6 @@ def test_the_time_left_follows_the_present_phase() -> None:
     [
         (Phase("x", unit="sample"), 1200, 31_000, "sample 1,200 of 31,000"),
         (Phase("x"), 0, 0, ""),
-        (Phase("x", rounds=4), 0, 40, "epoch 1 of 4"),
         (Phase("x", rounds=4), 10, 40, "epoch 1 of 4"),
         (Phase("x", rounds=4), 11, 40, "epoch 2 of 4"),
         (Phase("x", rounds=4), 3, 2, "epoch 3 of 4"),

@@ -52,19 +52,6 @@ def test_a_model_is_imported_and_imported_again(tmp_path: Path, capsys: pytest.C
     assert out.read_bytes() == content
 
 
-@pytest.mark.tensorflow
-def test_a_model_that_remembers_earlier_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import tf_keras
-
-    layers = tf_keras.layers
-    inputs = tf_keras.Input(batch_shape=(1, 5, 3))
-    model = tf_keras.Model(inputs, layers.Dense(2)(layers.LSTM(4, stateful=True)(inputs)))
-    with pytest.warns(UserWarning, match="HDF5"):
-        model.save(tmp_path / "lstm.h5")
-    code, report = ran(capsys, tmp_path / "lstm.h5", "-o", tmp_path / "out.keras")
-    assert (code, report["parity_max_abs"] < 1e-6) == (0, True)
-
-
 def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))
@@ -130,7 +117,6 @@ def test_everything_refused_is_listed(tmp_path: Path, capsys: pytest.CaptureFixt
         (["missing.h5"], 4, "does not exist"),
         (["model.txt"], 4, "has an unsupported format"),
         (["model.h5", "-o", "model.h5"], 2, "allowed: a name that ends in .keras"),
-        (["model.h5", "-o", "model.tflite"], 2, "allowed: a name that ends in .keras"),
         (["model.h5", "--inputs", "model.txt"], 3, "an .npy file of samples"),
         (["model.h5", "--signature", "x"], 4, "has no signatures"),
         (

@@ -69,19 +69,3 @@ def test_a_number_of_samples_that_cannot_be(coralline: tiny.Coralline, tmp_path:
     assert done.returncode == 2
     assert "--samples 0" in done.stderr
     assert "1 to 1,000,000" in done.stderr
-
-
-@pytest.mark.tensorflow
-def test_a_model_without_channels_to_remove(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "def net(shape, classes):\n"
-        "    from keras import Input, Model, layers\n"
-        "    image = Input(shape)\n"
-        "    return Model(image, layers.Softmax()(layers.Dense(classes)(layers.Flatten()(image))))\n"
-    )
-    custom_pipeline = PIPELINE.replace("{builder: digits_cnn}", '{builder: "own.py:net", trust: true}')
-    (tmp_path / "p.yaml").write_text(custom_pipeline.replace("epochs: 2", "epochs: 1"))
-    done = sensitivity(tmp_path)
-    assert done.returncode == 5, done.stderr
-    assert "no channel" in done.stderr
-    assert not done.stdout

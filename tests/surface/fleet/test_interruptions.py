@@ -38,25 +38,6 @@ def soon(condition: Callable[[], object], seconds: float = 20.0) -> bool:
     return bool(condition())
 
 
-def test_power_cut_before_an_operation(host: Host, bundle_file: Write, tmp_path: Path) -> None:
-    """The agent is killed before some of its operations on files; benchmarks/faults.py tests more of them."""
-    there, seen = tmp_path / "there", set()
-    assert main(["deploy", str(bundle_file(1)), *host.options(there), "--keep", "1"]) == 0
-    for version, operation in enumerate(range(3, 1000, 61), 2):
-        old = answers(there)
-        host.python(before=cuts.at_operation(operation, there))
-        done = main(["deploy", str(bundle_file(version, extra_bytes=9000)), *host.options(there), "--keep", "1"])
-        assert answers(there) in (old, version)
-        assert len(list((there / "releases").iterdir())) <= 4  # interrupted deployments do not accumulate
-        seen.add(done)
-        if done == 0:
-            break
-    assert seen == {0, 15}
-    assert len(list((there / "releases").iterdir())) == 2
-    assert answers(there) == version
-    assert not left(there)
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("which", ["client", "connection", "agent"])
 def test_killed_at_a_random_moment(host: Host, bundle_file: Write, tmp_path: Path, which: str, seed: int) -> None:

@@ -39,14 +39,6 @@ def test_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.
     assert {event["event"] for event in events if event["address"] == "ssh://127.0.0.1:1/x"} >= {"begun", "failed"}
 
 
-def test_a_fleet_as_json(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [*host.options(tmp_path / "a"), "--to", "ssh://127.0.0.1:1/x", "--json"]
-    assert main(["deploy", str(bundle_file(1)), *options]) == 15
-    report = json.loads(capsys.readouterr().out)
-    assert [row["result"] for row in report["devices"]] == ["deployed", "failed"]
-    assert report["failed"] == 1
-
-
 def test_a_card(bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The card is written here and run on the board as README.txt says, and the results are brought back."""
     card, path, log = tmp_path / "card", bundle_file(1), ["--log", str(tmp_path / "log.jsonl")]
