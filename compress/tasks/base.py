@@ -44,13 +44,11 @@ Use = Literal[
     "channel importance",
     "measured sensitivity",
     "class weights",
-    "subset",
     "augmentation",
     "rotation",
     "mixup",
     "label smoothing",
     "labels",
-    "selection by classes",
     "tfmot",
     "tfmot qat",
     "package",
@@ -175,10 +173,6 @@ class Head(ABC):
 
     def importance(self, targets: Any, outputs: Any) -> Any:
         """Return the value whose derivative shows how much a channel matters: [n]; by default the loss."""
-        return self.loss(targets, outputs)
-
-    def sample_errors(self, targets: Any, outputs: Any) -> Any:
-        """Return how far the outputs are from the targets, for the choice of samples: [n]; by default the loss."""
         return self.loss(targets, outputs)
 
     @abstractmethod

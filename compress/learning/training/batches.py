@@ -65,11 +65,6 @@ class EpochSettings(Settings):
     augment: Augment = Augment()
     """Random changes of the training images."""
 
-    @property
-    def trained_share(self) -> float:
-        """The part of the training split that is trained on."""
-        return 1.0
-
     def batches_per_epoch(self, samples: int) -> int:
         """Return the number of batches in one epoch; the last one may be smaller."""
         return -(-samples // self.batch_size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from compress.learning.training.batches import EpochSettings, batches, held_out,
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
-from compress.learning.training.subset import Part, Subset, chosen, fresh
 from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
@@ -76,7 +75,7 @@ class Loss:
         of: (batch, the model's outputs) -> loss of each sample [n].
         soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
             of train and validation. Batches contain their rows.
-        head: the meaning of the model's outputs; needed to train on a subset, and to show the loss of guessing.
+        head: the meaning of the model's outputs; needed to show the loss of guessing.
         name: what the loss is, for people, with its unit.
     """
 
@@ -125,23 +124,14 @@ class TrainingSettings(EpochSettings):
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Reduce the kernels in every step by this fraction times the learning rate. Source: Loshchilov and Hutter,
     Decoupled Weight Decay Regularization, 2019."""
-    subset: Subset | None = None
-    """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
-
-    @property
-    def trained_share(self) -> float:
-        """The part of the training split that is trained on."""
-        return 1.0 if self.subset is None else self.subset.share
 
     def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
         """Return the methods that these settings use and that not every task has; the loss may use no labels."""
         uses: list[Use] = []
         if self.class_weights != "none":
             uses.append("class weights")
-        if self.subset is not None:
-            uses.append("subset")
         if labels and self.augment != Augment():
             uses.append("augmentation")
         if self.augment.rotate:
@@ -220,15 +210,12 @@ def fit(
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
         `loss`: what the loss is (`name`), and the loss of guessing (`guessing`; None where there is no guess).
         `best_epoch`: the epoch that early stopping restored, from 1.
-        `subset`: the number of selected samples and the cost of their selection, if a subset is trained on.
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
         StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
             samples cannot be mixed.
     """
-    # First, because proxies are trained with `fit` too, and draw random numbers: only then is the seed set.
-    loss, context, subset_facts = _on_subset(model, loss, settings, context)
     keras(context.seed)
     training = _Training.of(model, loss, settings, context, steps_are_joined=not callbacks)
     compiled = training.compiled(rates)
@@ -248,7 +235,6 @@ def fit(
         "history": history,
         "loss": encode(TrainingLoss(scale.name, scale.references.get("loss"))),
         **best,
-        **subset_facts,
         **batch_norms,
     }
 
@@ -457,34 +443,6 @@ def loss_scale(
             totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))
     references = {name: round(total / len(order), 6) for name, total in totals.items()}
     return LossScale(loss.name, {name: value for name, value in references.items() if np.isfinite(value)})
-
-
-def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
-    """Return the loss and the context for the subset of the training split, and facts about its selection."""
-    if settings.subset is None:
-        return loss, context, {}
-    head = loss.head
-    assert head is not None
-    subset = settings.subset
-    proxy_context = replace(context, unfinished=None, logs=None)
-    proxy_settings = TrainingSettings(
-        epochs=subset.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        augment=settings.augment,
-    )
-
-    def train_proxy(number: int) -> Any:
-        proxy = fresh(model, context.seed + 1 + number)
-        fit(proxy, label_loss(head), proxy_settings, replace(proxy_context, seed=context.seed + 1 + number))
-        return proxy
-
-    indices, facts = chosen(subset, head, model, train_proxy, context)
-    soft_targets = dict(loss.soft_targets)
-    if "train" in soft_targets:
-        soft_targets["train"] = soft_targets["train"][indices]
-    part = cast(Data, Part(context.data, indices))
-    return replace(loss, soft_targets=soft_targets), replace(context, data=part), facts
 
 
 def _steps_per_execution(most: int, steps: int) -> int:
