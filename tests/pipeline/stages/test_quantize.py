@@ -340,8 +340,8 @@ def test_never_more_than_two_thirds_are_calibrated_with() -> None:
 
 def test_only_training_and_plans_need_layers() -> None:
     assert Kind.FLOAT_TFLITE in Quantize().accepted_kinds()
-    for settings in ({"method": "qat"}, {"plan": "plan.json"}, {"scales_from": "old.tflite"}):
-        assert Kind.FLOAT_TFLITE not in Quantize.model_validate(settings).accepted_kinds()
+    for stage in (Quantize(method="qat"), Quantize(plan=Path("p.json")), Quantize(scales_from=Path("old.tflite"))):
+        assert Kind.FLOAT_TFLITE not in stage.accepted_kinds()
 
 
 def as_numbers(images: Images) -> Images:
