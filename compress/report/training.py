@@ -102,8 +102,8 @@ def time_use(record: RunRecord) -> Sequence[Section]:
         *table(
             ("Stage", "Phase", "Steps", "First step", "Later steps", "Reading a batch"),
             steps,
-            "The first step contains the tracing of the training function; if all steps are one call, it is that call. "
-            "Later steps: the median. Reading: the mean, measured alone.",
+            "The first step contains the tracing of the training function. Later steps: the median. Reading: the mean, "
+            "measured alone.",
         ),
         *(Text(text) for stage, profile in known for text in _advice(stage, profile)),
     ]
@@ -157,10 +157,7 @@ def _training_advice(times: TrainingTimes, step_ms: float) -> Iterator[str]:
             "data. Use fewer augmentations, smaller images in the data set, or more CPU cores."
         )
     elif step_ms < SHORT_STEP_MS:
-        yield (
-            f"a step takes {step_ms:.2g} ms. A larger batch_size, or on one device execution: "
-            "{steps_per_execution: 20}, uses the machine better."
-        )
+        yield f"a step takes {step_ms:.2g} ms. A larger batch_size uses the machine better."
     if times.first_step_ms > TRACING * times.total_ms:
         yield (
             "the first step, in which TensorFlow traces the training function, takes "

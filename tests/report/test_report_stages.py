@@ -92,7 +92,7 @@ def test_times_of_phases_and_steps() -> None:
     ("measured", "advice"),
     [
         (times(input_ms=20), "reading a batch takes 67% of the time of a step"),
-        (times(step_ms=2, input_ms=0.1), "steps_per_execution: 20"),
+        (times(step_ms=2, input_ms=0.1), "A larger batch_size uses the machine better"),
         (times(steps=100), "takes 40% of the training"),
     ],
 )

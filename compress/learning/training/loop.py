@@ -24,7 +24,7 @@ from compress.learning.context import Context
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import phases, schedules, strategies
 from compress.learning.training.augmentation import Augment
-from compress.learning.training.batches import EpochSettings, batches, held_out, validation_batch_size
+from compress.learning.training.batches import VALIDATION_BATCH, EpochSettings, batches, held_out
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
@@ -202,8 +202,7 @@ def fit(
         loss: the value to minimize.
         settings: the training settings.
         context: data, seed, progress, devices.
-        callbacks: functions that return additional Keras callbacks for the model that is trained. They are called at
-            every step, so that steps are not joined (`steps_per_execution`).
+        callbacks: functions that return additional Keras callbacks for the model that is trained.
         rates: the learning rates of weights that differ from the others, by the path of the weight.
 
     Returns:
@@ -213,11 +212,10 @@ def fit(
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
-            samples cannot be mixed.
+        StageError: the loss is not finite, this machine does not have the devices, or the samples cannot be mixed.
     """
     keras(context.seed)
-    training = _Training.of(model, loss, settings, context, steps_are_joined=not callbacks)
+    training = _Training.of(model, loss, settings, context)
     compiled = training.compiled(rates)
     scale = training.loss_scale()
     epochs = monitoring.epochs_phase(settings.epochs, phases.training_cost(context.data, settings.epochs), scale)
@@ -270,7 +268,6 @@ class _Training:
         devices: the devices.
         targets: for train and validation the arrays that become fields of `Batch`.
         steps: number of batches in an epoch.
-        joined_steps: number of batches in one call of the training function.
     """
 
     model: Any
@@ -280,12 +277,9 @@ class _Training:
     devices: strategies.Devices
     targets: Mapping[Split, Mapping[str, NDArray[Any]]]
     steps: int
-    joined_steps: int
 
     @classmethod
-    def of(
-        cls, model: Any, loss: Loss, settings: TrainingSettings, context: Context, *, steps_are_joined: bool
-    ) -> _Training:
+    def of(cls, model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> _Training:
         """Return a training after a check that samples can be mixed and divided among the devices.
 
         Raises:
@@ -298,9 +292,8 @@ class _Training:
         devices = strategies.devices(context.execution)
         devices.refuse(count, settings.batch_size, settings.gradient_accumulation, settings.precision)
         steps = settings.batches_per_epoch(count)
-        joined_steps = _steps_per_execution(context.execution.steps_per_execution, steps) if steps_are_joined else 1
         loss = _mixed(_weighted(loss, settings, context.data), settings)
-        return cls(model, loss, settings, context, devices, targets, steps, joined_steps)
+        return cls(model, loss, settings, context, devices, targets, steps)
 
     def compiled(self, rates: Mapping[str, Rate]) -> _Compiled:
         """Return the model with its optimizer, in the state in which an interrupted training stopped.
@@ -322,7 +315,6 @@ class _Training:
                 optimizer,
                 metrics=["accuracy"] if counts_right else None,
                 jit_compile=False,
-                steps_per_execution=self.joined_steps,
             )
             stopping = _stopping(library, settings, "val_accuracy" if counts_right else "val_loss")
             checkpoint = _checkpoint(trainer, optimizer, stopping, self.context)
@@ -351,29 +343,27 @@ class _Training:
     def run(self, compiled: _Compiled, callbacks: Sequence[Callable[[Any], Any]]) -> list[dict[str, float | None]]:
         """Train all epochs that are left; return the history with the epochs before an interruption."""
         context, settings, devices, first = self.context, self.settings, self.devices, compiled.first
-        times = None if context.profile is None else monitoring.TrainingTimer(context.profile, self.joined_steps)
+        times = None if context.profile is None else monitoring.TrainingTimer(context.profile)
         augmentation = task_of(context.data).augmentation(settings.augment)
         inputs, targets = context.data.inputs("train"), self.targets["train"]
-        dataset = batches(inputs, targets, settings, context.seed, first, augmentation, devices.shares)
-        count = len(self.targets["validation"]["labels"])
-        size = validation_batch_size(count, devices.count)
-        held_out_samples = held_out(context.data.inputs("validation"), self.targets["validation"], size, devices.shares)
-        timed = closing(times) if times else nullcontext()
-        with devices.watched(), strategies.compiled(compiled.trainer, context.execution), timed:
+        dataset = batches(inputs, targets, settings, context.seed, first, augmentation)
+        is_divided = devices.count > 1
+        validation = held_out(context.data.inputs("validation"), self.targets["validation"], in_batches=is_divided)
+        validation_steps = -(-len(self.targets["validation"]["labels"]) // VALIDATION_BATCH)
+        with devices.watched(), closing(times) if times else nullcontext():
             history = compiled.trainer.fit(
                 devices.distributed(dataset),
                 epochs=settings.epochs,
                 initial_epoch=first,
                 steps_per_epoch=self.steps,
-                validation_data=devices.distributed(held_out_samples),
-                validation_batch_size=size,
-                validation_steps=None if devices.shares is None else -(-count // size),  # shares are endless
+                validation_data=devices.distributed(validation),
+                validation_steps=validation_steps if is_divided else None,  # what `distributed` returns is endless
                 shuffle=False,  # `batches` has the order, which depends on seed and epoch alone
                 verbose=0,
                 callbacks=self._callbacks(compiled, callbacks, times),
             ).history
         if times is not None:
-            times.record(dataset, devices.shares.local if devices.shares else 1)
+            times.record(dataset)
         earlier = [_plain_row(row) for row in compiled.checkpoint.rows[:first]] if compiled.checkpoint else []
         return [*earlier, *rows(history)]
 
@@ -443,11 +433,6 @@ def loss_scale(
             totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))
     references = {name: round(total / len(order), 6) for name, total in totals.items()}
     return LossScale(loss.name, {name: value for name, value in references.items() if np.isfinite(value)})
-
-
-def _steps_per_execution(most: int, steps: int) -> int:
-    """Return the largest number of steps that divides an epoch: Keras would begin the next epoch in the same call."""
-    return next(count for count in range(min(most, steps), 0, -1) if steps % count == 0)
 
 
 def _stopping(library: Any, settings: TrainingSettings, metric: str) -> Any:
