@@ -86,7 +86,7 @@ def batches(
         return list(_order(len(inputs), settings, seed, number))
 
     def batch_at(number: Any) -> Any:
-        def order(number: Any) -> tuple[Any, Any]:
+        def order(number: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
             return epoch(number // per_epoch)[number % per_epoch]
 
         indices, seeds = tf.numpy_function(order, [number], [tf.int64, tf.int32], stateful=False)
