@@ -65,15 +65,13 @@ class QuantizedFile:
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
     """Return calibration samples and held-out samples, as the stage draws them from the training split."""
     stage = QuantizeSettings()
-    samples = calibration.split(
-        subject.data, "balanced", stage.calibration_samples, stage.held_out_samples, seed=subject.seed
-    )
+    samples = calibration.split(subject.data, stage.calibration_samples, stage.held_out_samples, subject.seed)
     return samples.calibration, samples.held_out
 
 
 def ours(inputs: QuantizerInputs, **settings: Any) -> QuantizedFile:
     """Quantize by our procedure, with defaults except for `settings`: the result is that of a pipeline."""
-    samples = CalibrationSplit(inputs.calibration, inputs.held_out, "balanced", len(inputs.calibration), 0.0)
+    samples = CalibrationSplit(inputs.calibration, inputs.held_out)
     with tempfile.TemporaryDirectory() as folder:
         float_file = Path(folder) / MODEL_TFLITE
         float_file.write_bytes(export.convert_float(inputs.model))

@@ -83,7 +83,7 @@ def explain(file: CompiledFile, name: str) -> Explanation:
     """
     parts = [_read_part(file, compiled, first) for compiled, first in _parts(file)]
     programs = [_explained(number, program) for number, part in enumerate(parts, 1) for program in part]
-    return Explanation(name, _order(file), tuple(programs), None, _limits(parts))
+    return Explanation(name, _order(file), tuple(programs), _limits(parts))
 
 
 def _parts(file: CompiledFile) -> list[tuple[CompiledOperator, int]]:

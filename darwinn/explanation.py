@@ -79,7 +79,6 @@ class ExplainedOperator:
         steps: the first step, and the step after the last one.
         reads: the operators whose output is read; -1 is an input, or an unknown source.
         is_cached: whether the parameters are cached; None without parameters.
-        original: the index and the name of the original's operator; None without an original, or if it is unknown.
     """
 
     index: int
@@ -99,7 +98,6 @@ class ExplainedOperator:
     reads: tuple[int, ...]
     parameter_bytes: int
     is_cached: bool | None
-    original: tuple[int, str] | None = None
 
     @property
     def window(self) -> str:
@@ -183,52 +181,17 @@ class ExplainedProgram:
 
 
 @dataclass(frozen=True)
-class ScheduleDifference:
-    """A difference between the prediction for the original and the file.
-
-    Attributes:
-        what: the figure: "placement", "parameter bytes", "cached", "passes", "order", "transfer", "memory", "cycles",
-            "partitions".
-        where: the operator, or another place.
-        predicted: the prediction as text.
-    """
-
-    what: str
-    where: str
-    predicted: str
-    actual: str
-
-
-@dataclass(frozen=True)
-class ScheduleComparison:
-    """The prediction for the original, compared with the file.
-
-    Attributes:
-        rules: the compiler's version whose rules fit the parameters best; the prediction uses these rules.
-        compared: the number of comparisons, by figure.
-        unmatched: the original's operators on the accelerator that match no recovered operator, as text.
-    """
-
-    rules: str
-    differences: tuple[ScheduleDifference, ...]
-    compared: dict[str, int]
-    unmatched: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Explanation:
     """The explanation of a compiled model.
 
     Attributes:
         order: the operators of the file: those on the CPU, and the parts on the accelerator.
-        comparison: the comparison with the prediction; None without an original.
         limits: the limits of the explanation, one sentence each.
     """
 
     name: str
     order: tuple[str, ...]
     programs: tuple[ExplainedProgram, ...]
-    comparison: ScheduleComparison | None
     limits: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +203,6 @@ class Explanation:
         lines = [f"order              {order_text(self.order)}"]
         for program in self.programs:
             lines += describe_program(program)
-        lines += _describe_comparison(self.comparison)
         lines += [f"limit              {limit}" for limit in self.limits]
         return "\n".join(lines) + "\n"
 
@@ -296,22 +258,4 @@ def _describe_operator(operator: ExplainedOperator) -> str:
         kind = "cached" if operator.is_cached else "streamed"
         parameters = f", {operator.parameter_bytes:,} bytes {kind}"
     passes = f", {operator.passes} passes" if operator.passes > 1 else ""
-    original = f"  = {operator.original[0]} {operator.original[1]}" if operator.original else ""
-    return (
-        f"{operator.index:>4} {operator.name}{window} -> {operator.shape}{parameters}{passes} "
-        f"({operator.certainty}){original}"
-    )
-
-
-def _describe_comparison(comparison: ScheduleComparison | None) -> list[str]:
-    if comparison is None:
-        return ["prediction         not compared: give the model that was compiled with --original"]
-    total = sum(comparison.compared.values())
-    rules = f"with the rules of compiler {comparison.rules}"
-    lines = [f"prediction         {len(comparison.differences)} differences in {total:,} comparisons, {rules}"]
-    return lines + _limited([describe_difference(difference) for difference in comparison.differences])
-
-
-def describe_difference(difference: ScheduleDifference) -> str:
-    """Return a difference on one line."""
-    return f"  {difference.what}, {difference.where}: predicted {difference.predicted}, in the file {difference.actual}"
+    return f"{operator.index:>4} {operator.name}{window} -> {operator.shape}{parameters}{passes} ({operator.certainty})"

@@ -48,32 +48,28 @@ def test_a_run_with_the_option(tmp_path: Path, coralline: tiny.Coralline) -> Non
     assert all("phases" in stage["facts"]["profile"] for stage in record["stages"] if stage["status"] == "done")
 
 
-def timed(seconds: list[float], steps: int, folder: Path) -> TrainingTimes:
-    """Return the times of a training whose calls took these seconds, with this number of steps in each call."""
-    profile = Profile(folder)
-    timer = TrainingTimer(profile, steps)
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([3.01, 0.01, 0.01], TrainingTimes(3010.0, 10.0, 0.0, 2)),
+        ([3.04], TrainingTimes(3040.0, None, 0.0, 0)),
+    ],
+)
+def test_tracing_belongs_to_the_first_step(tmp_path: Path, seconds: list[float], expected: TrainingTimes) -> None:
+    profile = Profile(tmp_path)
+    timer = TrainingTimer(profile)
     timer._seconds.extend(seconds)
-    timer.record([], 1)
-    return profile.trainings[0]
-
-
-def test_tracing_belongs_to_the_first_step_of_a_call(tmp_path: Path) -> None:
-    assert timed([3.04, 0.04, 0.04], 4, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 11)
-    assert timed([3.01, 0.01, 0.01], 1, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 2)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_one_call_contains_tracing_for_an_unknown_time(tmp_path: Path, steps: int) -> None:
-    assert timed([3.04], steps, tmp_path) == TrainingTimes(3040.0, None, 0.0, steps - 1)
+    timer.record([])
+    assert profile.trainings == [expected]
 
 
 def test_a_training_is_in_a_phase(tmp_path: Path) -> None:
     profile = Profile(tmp_path)
-    timer = TrainingTimer(profile, 1)
+    timer = TrainingTimer(profile)
     timer._seconds.extend([3.0, 1.0])
     progress = profile.watching(SilentProgress())
     with progress.phase(Phase("pruning")), progress.phase(Phase("")), progress.phase(Phase("trial")):
-        timer.record([], 1)
+        timer.record([])
     assert profile.trainings[0].phase == "pruning, trial"
     assert profile.phase == ""
 

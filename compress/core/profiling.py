@@ -17,10 +17,8 @@ class TrainingTimes:
     """The times of a training, in milliseconds.
 
     Attributes:
-        first_step_ms: the first step, in which TensorFlow traces and compiles the training function; all steps, if they
-            are one call.
-        step_ms: the median of the later steps; of steps in one call, each has an equal part of its time. None if all
-            steps are one call: the time of its tracing is not known.
+        first_step_ms: the first step, in which TensorFlow traces the training function.
+        step_ms: the median of the later steps; None if there are none.
         input_ms: the mean time in which a batch is read and augmented, measured without training.
         steps: number of later steps.
         phase: the phase that the training is in, with the names of the phases around it.

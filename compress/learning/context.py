@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, cast, get_args
-
-from pydantic import Field, model_validator
+from typing import Any, Literal, NoReturn, cast, get_args
 
 from compress.core.artifact import Artifact
 from compress.core.profiling import Profile
@@ -27,26 +25,9 @@ class Execution(Settings):
     """The devices of a training. one: one device. mirrored: all GPUs of this machine, each with a copy of the model and
     a part of every batch. multi_worker: the devices of several processes, usually on several machines, whose addresses
     are in the environment variable TF_CONFIG. tpu: the cores of a Cloud TPU."""
-    jit_compile: bool = False
-    """Compile the training step with XLA, on one device. The first step takes much longer, and the others may be faster
-    on a GPU. A TPU always compiles."""
-    steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Most batches in one call of the training function; more than 1 helps if steps take a few milliseconds. The number
-    used is the largest that divides the batches of an epoch; it is 1 in trainings that change something at every step:
-    `gradual`, and `freeze` of QAT."""
     profile: bool = False
     """Measure where the time of each stage goes, and write a trace of some training steps, which TensorBoard's profiler
     opens, to runs/NAME/profile. The same as `--profile`."""
-
-    @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        if self.strategy in ("mirrored", "multi_worker"):
-            if self.jit_compile:
-                raise ValueError("jit_compile: XLA cannot exchange gradients between devices; remove it")
-            # Keras fails: https://github.com/keras-team/keras/issues/19246, with 3.15 too.
-            if self.steps_per_execution > 1:
-                raise ValueError("steps_per_execution: devices exchange gradients after every step; remove it")
-        return self
 
 
 class Undeclared:

@@ -142,7 +142,7 @@ class PipelineKeys(Settings):
     budget: Budget = Budget()
     """Limits for the result."""
     execution: Execution = Execution()
-    """How training runs on this machine: devices, XLA, steps in one call, profile."""
+    """How training runs on this machine: devices, profile."""
     recipe: Literal["auto"] | None = None
     """auto: try recipes after the `stages`, from the cheapest to the most expensive, until one meets the budget."""
     search: SearchSettings | None = None

@@ -12,23 +12,31 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from compress.core.measurement import SIZES, Measurement, Metric, mcnemar, missing, paired_drop
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core.measurement import SIZES, Measurement, Metric, drop, mcnemar, missing
 from compress.report import markdown
 from compress.report.blocks import Cell, Section, Table
-from compress.report.wording import MINUS, moment, number, shorten, show
+from compress.report.wording import interval, moment, shorten, show
 from compress.results.encoding import encode
 from compress.results.run import RunRecord
 
 SIGNIFICANT = 0.05
 """Probability of a chance result below which a difference is certain."""
 LETTERS = string.ascii_uppercase
-MEMORY = {
-    "cached_bytes": "Parameters in the memory of the chip",
-    "streamed_bytes": "Parameters that are sent at every inference",
-    "activation_bytes": "Activations in a tile",
-}
-"""The names of the predicted sizes of the placement."""
-VERDICTS = {"yes": ", certain", "no": ", not certain", "unknown": "", "exact": ""}
+MEMORY = (
+    Metric("cached_bytes", "Parameters in the memory of the chip", "bytes", ""),
+    Metric("streamed_bytes", "Parameters that are sent at every inference", "bytes", ""),
+    Metric("activation_bytes", "Activations in a tile", "bytes", ""),
+)
+"""The predicted sizes of the placement."""
+CHANGE = "difference_change"
+"""The name of a difference, by which it is written with its sign."""
+VERDICTS = {"yes": ", certain", "no": ", not certain", "unknown": ""}
+COUNTED = ("MACs", "parameters", "bytes")
+"""The units of values that do not vary by chance."""
+Certainty = Literal["yes", "no", "unknown", "exact"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class RunDifference:
     """
 
     value: float | None
-    certain: Literal["yes", "no", "unknown", "exact"]
+    certain: Certainty
     reason: str
     low: float | None = None
     high: float | None = None
@@ -66,27 +74,26 @@ class ComparedValues:
         yield show(self.values[0], self.name)
         for value, difference in zip(self.values[1:], self.differences, strict=True):
             shown = show(value, self.name)
+            text = self._in_words(difference)
             if shown.style == "missing":
                 yield shown
-                continue
-            is_certain = difference.value and difference.certain in ("yes", "exact")
-            is_better = ((difference.value or 0) > 0) == self.higher_is_better
-            text = self._in_words(difference)
-            if is_certain:
-                yield Cell(shown.text, f"{text}, {'better' if is_better else 'worse'}", "good" if is_better else "bad")
-            else:
+            elif not difference.value or difference.certain not in ("yes", "exact"):
                 yield Cell(shown.text, text)
+            elif (difference.value > 0) == self.higher_is_better:
+                yield Cell(shown.text, f"{text}, better", "good")
+            else:
+                yield Cell(shown.text, f"{text}, worse", "bad")
 
     def _in_words(self, difference: RunDifference) -> str:
         if difference.value is None:
             return difference.reason
         if difference.value == 0 and difference.low is None:
             return "no difference"
-        text = _signed(difference.value, self.unit)
-        if difference.low is not None and difference.high is not None:
-            text += f" [{_signed(difference.low, self.unit)}, {_signed(difference.high, self.unit)}]"
-        reason = "" if difference.certain == "exact" else f": {difference.reason}"
-        return text + VERDICTS[difference.certain] + reason
+        change = Measurement(difference.value, self.unit, "measured", difference.low, difference.high)
+        text = f"{show(change, CHANGE).text} {interval(change, CHANGE)}".rstrip()
+        if difference.certain == "exact":
+            return text
+        return f"{text}{VERDICTS[difference.certain]}: {difference.reason}"
 
 
 @dataclass(frozen=True)
@@ -135,11 +142,6 @@ def compare(records: Sequence[RunRecord], paths: Sequence[str]) -> RunComparison
     return RunComparison(dict(zip(LETTERS, paths, strict=False)), tuple(_limits(records)), values, settings, table)
 
 
-def _signed(value: float, unit: str) -> str:
-    text = number(abs(value), unit)
-    return text if value == 0 else f"{'+' if value > 0 else MINUS}{text}"
-
-
 def _limits(records: Sequence[RunRecord]) -> Iterator[str]:
     """Yield what cannot be compared."""
     first = records[0]
@@ -148,7 +150,7 @@ def _limits(records: Sequence[RunRecord]) -> Iterator[str]:
             yield f"The task of {letter} has other metrics than that of A: their quality cannot be compared."
         if record.models is None:
             yield f"{letter} ended before the models were compared: the results are missing."
-        if first.data is not None and record.data is not None and not _same_samples(first, record):
+        if record is not first and first.data and record.data and not _same_samples(first, record):
             yield (
                 f"The test samples of {letter} are not known to be those of A: "
                 "differences of the quality may come from the data."
@@ -163,8 +165,6 @@ def _quality_names(record: RunRecord) -> list[str]:
 
 def _same_samples(first: RunRecord, second: RunRecord) -> bool:
     """Whether two runs are known to have the same test samples in the same order."""
-    if first is second:
-        return True
     digests = [record.data.samples_digest if record.data else "" for record in (first, second)]
     return digests[0] == digests[1] != ""
 
@@ -192,96 +192,79 @@ def _flat(value: Any, key: str, depth: int = 8) -> Iterator[tuple[str, str]]:
 
 
 def _values(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
-    """Yield quality, sizes, latencies and memory."""
-    first = records[0]
-    same_task = all(_quality_names(record) == _quality_names(first) for record in records)
-    for metric in first.metrics if same_task else ():
-        values = [_result(record, metric) for record in records]
-        differences = [_quality_difference(first, record, metric) for record in records[1:]]
-        yield _compared(metric, values, differences)
-    for metric in SIZES:
-        values = [_result(record, metric) for record in records]
-        yield _compared(metric, values, [_exact(values[0], value) for value in values[1:]])
-    placements = [record.placement for record in records]
-    hosts = [placement.expected_latency if placement else {} for placement in placements]
-    for host in dict.fromkeys(host for of_run in hosts for host in of_run):
-        predictions = [of_run.get(host) for of_run in hosts]
-        values = [missing("ms", "not predicted") if each is None else each.measurement for each in predictions]
-        differences = [_by_intervals(values[0], value) for value in values[1:]]
-        yield _compared(Metric(host, f"Latency on {host}", "ms", ""), values, differences)
-    for name, label in MEMORY.items():
-        sizes = [getattr(placement, name, None) for placement in placements]
-        unknown = missing("bytes", "not predicted")
-        values = [unknown if size is None else Measurement(size, "bytes", "predicted") for size in sizes]
-        if any(size is not None for size in sizes):
-            differences = [_exact(values[0], value) for value in values[1:]]
-            yield _compared(Metric(name, label, "bytes", ""), values, differences)
+    """Yield what at least one run has: quality (only if all have the same metrics), sizes, latencies and memory."""
+    first, *others = records
+    known = [_measurements(record) for record in records]
+    hosts = dict.fromkeys(host for record in records if record.placement for host in record.placement.expected_latency)
+    metrics = [*SIZES, *(Metric(host, f"Latency on {host}", "ms", "") for host in hosts), *MEMORY]
+    if all(_quality_names(record) == _quality_names(first) for record in others):
+        metrics = [*first.metrics, *metrics]
+    for metric in metrics:
+        if not any(metric.name in of_run for of_run in known):
+            continue
+        values = tuple(of_run.get(metric.name, missing(metric.unit, "no value was recorded")) for of_run in known)
+        differences = tuple(
+            _paired(first, record, metric) or _difference(values[0], value)
+            for record, value in zip(others, values[1:], strict=True)
+        )
+        yield ComparedValues(metric.name, metric.label, metric.unit, metric.higher_is_better, values, differences)
 
 
-def _compared(metric: Metric, values: Sequence[Measurement], differences: Sequence[RunDifference]) -> ComparedValues:
-    better = metric.higher_is_better
-    return ComparedValues(metric.name, metric.label, metric.unit, better, tuple(values), tuple(differences))
+def _measurements(record: RunRecord) -> dict[str, Measurement]:
+    """Return the finite measurements of the result, and the predictions for it, by name."""
+    found = dict(record.models.result.measurements) if record.models else {}
+    if record.placement is not None:
+        found |= {host: latency.measurement for host, latency in record.placement.expected_latency.items()}
+        sizes = {metric.name: getattr(record.placement, metric.name) for metric in MEMORY}
+        found |= {name: Measurement(size, "bytes", "predicted") for name, size in sizes.items() if size is not None}
+    return {name: measurement for name, measurement in found.items() if _is_finite(measurement)}
 
 
-def _result(record: RunRecord, metric: Metric) -> Measurement:
-    """Return a measurement of the result if it can be compared, otherwise a missing one with the reason."""
-    if record.models is None:
-        return missing(metric.unit, "the run ended before the models were compared")
-    measurement = record.models.result.measurements.get(metric.name)
-    if measurement is None:
-        return missing(metric.unit, "not recorded")
+def _is_finite(measurement: Measurement) -> bool:
     ends = (measurement.value, measurement.low, measurement.high)
-    if any(end is not None and not isfinite(end) for end in ends):
-        return missing(metric.unit, "no finite value was recorded")
-    return measurement
+    return all(end is None or isfinite(end) for end in ends)
 
 
-def _exact(first: Measurement, second: Measurement) -> RunDifference:
-    """Return the difference of values that do not vary by chance."""
-    if first.value is None or second.value is None:
-        return RunDifference(None, "unknown", "a value is missing")
-    return RunDifference(second.value - first.value, "exact", "counted")
-
-
-def _quality_difference(first: RunRecord, second: RunRecord, metric: Metric) -> RunDifference:
-    """Return the difference of a quality of the results, by samples if that is possible."""
-    if _same_samples(first, second) and metric == first.quality and metric.unit == "fraction":
-        answers = [_right(record) for record in (first, second)]
-        if answers[0] is not None and answers[1] is not None and answers[0][1] == answers[1][1]:
-            return _paired(answers[0][0], answers[1][0], answers[0][1])
-    return _by_intervals(_result(first, metric), _result(second, metric))
-
-
-def _right(record: RunRecord) -> tuple[int, int] | None:
-    """Return the samples that the result answers correctly, as bits, and the number of samples; None if unknown."""
-    answers = None if record.comparison is None else record.comparison.right
-    if answers is None or answers.samples <= 0 or len(answers.result) != 2 * -(-answers.samples // 8):
+def _paired(first: RunRecord, second: RunRecord, metric: Metric) -> RunDifference | None:
+    """Compare two results sample by sample: McNemar's test, and Newcombe's interval. None if that is not possible."""
+    if not _same_samples(first, second) or metric != first.quality or metric.unit != "fraction":
         return None
-    if not set(answers.result) <= set("0123456789abcdef"):
+    before = _right(first)
+    after = _right(second)
+    if before is None or after is None or len(before) != len(after):
         return None
-    return int(answers.result, 16) >> -answers.samples % 8, answers.samples
-
-
-def _paired(first: int, second: int, samples: int) -> RunDifference:
-    """Compare two models sample by sample: McNemar's test, and Newcombe's interval."""
-    lost = (first & ~second).bit_count()
-    gained = (second & ~first).bit_count()
-    both = (first & second).bit_count()
-    drop = paired_drop(both, lost, gained, samples - both - lost - gained)
+    lost = int((before & ~after).sum())
+    gained = int((after & ~before).sum())
     probability = mcnemar(lost, gained)
     reason = (
-        f"the same {samples:,} test samples: {gained:,} are answered correctly only by this run, {lost:,} only by A; "
-        f"McNemar's test: p = {probability:.2g}"
+        f"the same {len(before):,} test samples: {gained:,} are answered correctly only by this run, {lost:,} only by "
+        f"A; McNemar's test: p = {probability:.2g}"
     )
-    low, high = (None if end is None else -end for end in (drop.high, drop.low))
-    return RunDifference(-(drop.value or 0.0) or 0.0, "yes" if probability < SIGNIFICANT else "no", reason, low, high)
+    change = drop(after, before)
+    certain: Certainty = "yes" if probability < SIGNIFICANT else "no"
+    return RunDifference(change.value, certain, reason, change.low, change.high)
 
 
-def _by_intervals(first: Measurement, second: Measurement) -> RunDifference:
-    """Compare two measurements by their 95% intervals."""
+def _right(record: RunRecord) -> NDArray[np.bool_] | None:
+    """Return for each sample whether the result answers it correctly; None if that is not known."""
+    answers = None if record.comparison is None else record.comparison.right
+    try:
+        content = bytes.fromhex("" if answers is None else answers.result)
+    except ValueError:
+        return None
+    bits = np.unpackbits(np.frombuffer(content, np.uint8))
+    if answers is None or not 0 < answers.samples <= len(bits) < answers.samples + 8:
+        return None
+    return bits[: answers.samples].astype(bool)
+
+
+def _difference(first: Measurement, second: Measurement) -> RunDifference:
+    """Compare two measurements: counts exactly, others by their 95% intervals."""
     if first.value is None or second.value is None:
         return RunDifference(None, "unknown", "a value is missing")
     difference = second.value - first.value
+    if first.unit in COUNTED:
+        return RunDifference(difference, "exact", "counted")
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return RunDifference(difference, "unknown", "without intervals it is not known whether this is chance")
     if second.low > first.high or second.high < first.low:

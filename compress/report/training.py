@@ -11,7 +11,6 @@ from compress.results.encoding import decode
 from compress.results.run import RunRecord, StageRecord
 from compress.results.training import (
     EpochLosses,
-    SampleSelection,
     StageProfile,
     TrainingLoss,
     TrainingRecord,
@@ -22,7 +21,7 @@ MAX_LINES = 40  # chosen; report.json has all facts
 
 
 def lines(record: RunRecord) -> list[str]:
-    """Return one sentence for each selection, recalibration, and healing that was not kept, stage by stage."""
+    """Return one sentence for each training, recalibration, and healing that was not kept, stage by stage."""
     return [line for name, facts in _trainings(record) for line in _lines(name, facts)][:MAX_LINES]
 
 
@@ -39,10 +38,6 @@ def _trainings(record: RunRecord) -> Iterator[tuple[str, TrainingRecord]]:
 def _lines(name: str, facts: TrainingRecord) -> Iterator[str]:
     if facts.loss is not None and facts.history:
         yield f"{name}: {_loss(facts.loss, facts.history)}"
-    if facts.subset is not None:
-        yield f"{name}: {_selection(facts.subset, 'training')}"
-    if facts.calibration is not None:
-        yield f"{name}: {_selection(facts.calibration, 'calibration')}"
     if facts.healing is not None and not facts.healing.kept:
         yield f"{name}: the training is not kept, because it changed {facts.healing}"
     if facts.batch_norms is not None:
@@ -67,14 +62,6 @@ def _loss(loss: TrainingLoss, history: tuple[EpochLosses, ...]) -> str:
 
 def _value(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
-
-
-def _selection(facts: SampleSelection, purpose: str) -> str:
-    saved = f"{1 - facts.samples / facts.of:.0%}" if facts.of else "unknown"
-    return (
-        f"{facts.samples:,} of {facts.of:,} samples for {purpose} ({saved} fewer), selected by "
-        f"{shorten(facts.by, 40)}; the selection took {facts.seconds:.1f} s"
-    )
 
 
 def _recalibration(change: ValidationChange) -> str:
@@ -115,8 +102,8 @@ def time_use(record: RunRecord) -> Sequence[Section]:
         *table(
             ("Stage", "Phase", "Steps", "First step", "Later steps", "Reading a batch"),
             steps,
-            "The first step contains the tracing of the training function; if all steps are one call, it is that call. "
-            "Later steps: the median. Reading: the mean, measured alone.",
+            "The first step contains the tracing of the training function. Later steps: the median. Reading: the mean, "
+            "measured alone.",
         ),
         *(Text(text) for stage, profile in known for text in _advice(stage, profile)),
     ]
@@ -170,10 +157,7 @@ def _training_advice(times: TrainingTimes, step_ms: float) -> Iterator[str]:
             "data. Use fewer augmentations, smaller images in the data set, or more CPU cores."
         )
     elif step_ms < SHORT_STEP_MS:
-        yield (
-            f"a step takes {step_ms:.2g} ms. A larger batch_size, or on one device execution: "
-            "{steps_per_execution: 20}, uses the machine better."
-        )
+        yield f"a step takes {step_ms:.2g} ms. A larger batch_size uses the machine better."
     if times.first_step_ms > TRACING * times.total_ms:
         yield (
             "the first step, in which TensorFlow traces the training function, takes "

@@ -1,4 +1,4 @@
-"""The results of a training: losses, selected samples, effects on validation, and times."""
+"""The results of a training: losses, effects on validation, and times."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compress.core.profiling import TrainingTimes
-
-
-@dataclass(frozen=True)
-class SampleSelection:
-    """The number of samples that were selected of all (`of`), by which method, and the time of the selection."""
-
-    by: str
-    samples: int
-    of: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -75,11 +65,9 @@ class StageProfile:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a stage, or each of its steps, reports about training and calibration.
+    """What a stage, or each of its steps, reports about training.
 
     Attributes:
-        subset: the selection of training samples.
-        calibration: the selection of calibration samples.
         healing: whether the training was kept.
         batch_norms: whether the recalibration of batch norms was kept.
         profile: the times of the stage, if the run was profiled.
@@ -87,8 +75,6 @@ class TrainingRecord:
 
     loss: TrainingLoss | None = None
     history: tuple[EpochLosses, ...] = ()
-    subset: SampleSelection | None = None
-    calibration: SampleSelection | None = None
     healing: ValidationChange | None = None
     batch_norms: ValidationChange | None = None
     steps: tuple[TrainingRecord, ...] = ()

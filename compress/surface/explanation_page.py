@@ -15,7 +15,6 @@ from darwinn.explanation import (
     ExplainedProgram,
     ExplainedTransfer,
     Explanation,
-    ScheduleComparison,
     order_text,
 )
 
@@ -45,7 +44,7 @@ def page(explanation: Explanation) -> str:
 
 
 def headlines(explanation: Explanation) -> list[str]:
-    """Return the summary: what was recovered, and how the prediction differs."""
+    """Return the summary of what was recovered."""
     operators = [
         operator for program in explanation.programs for operator in program.operators if operator.name != _MOVE
     ]
@@ -54,12 +53,7 @@ def headlines(explanation: Explanation) -> list[str]:
     understood = sum(program.understood_bundles for program in explanation.programs)
     bundles = sum(program.bundles for program in explanation.programs)
     recovered = f"{len(operators)} operators recovered ({counts or 'none'})"
-    lines = [f"{recovered}; {understood:,} of {bundles:,} instruction bundles understood."]
-    comparison = explanation.comparison
-    if comparison is not None:
-        total = sum(comparison.compared.values())
-        lines.append(f"{len(comparison.differences)} of {total:,} predictions for the original differ from the file.")
-    return lines
+    return [f"{recovered}; {understood:,} of {bundles:,} instruction bundles understood."]
 
 
 def sections(explanation: Explanation) -> list[Section]:
@@ -71,7 +65,6 @@ def sections(explanation: Explanation) -> list[Section]:
         Section("Operators", list(_operators(programs))),
         Section("Transfers", list(_transfers(programs))),
         Section("Parameters", list(_parameters(programs))),
-        Section("Prediction and file", list(_comparison(explanation.comparison))),
         Section("Limits", [Text(limit) for limit in explanation.limits]),
     ]
 
@@ -160,10 +153,7 @@ def _runs(program: ExplainedProgram, operator: ExplainedOperator) -> list[tuple[
 
 
 def _tip(operator: ExplainedOperator) -> str:
-    original = f" (original: {operator.original[0]} {operator.original[1]})" if operator.original else ""
-    return (
-        f"{operator.index} {operator.name} {operator.window} -> {operator.shape}, {operator.cycles:,} cycles{original}"
-    )
+    return f"{operator.index} {operator.name} {operator.window} -> {operator.shape}, {operator.cycles:,} cycles"
 
 
 def _occupied(program: ExplainedProgram) -> list[Occupied]:
@@ -213,12 +203,11 @@ def _operators(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
 
 
 def _operator_row(operator: ExplainedOperator) -> Row:
-    original = f"original: {operator.original[0]} {operator.original[1]}" if operator.original else ""
     kind = "" if operator.is_cached is None else "cached" if operator.is_cached else "streamed"
     passes = f"{operator.passes} passes" if operator.passes > 1 else ""
     reads = ", ".join("input or unknown" if index < 0 else str(index) for index in operator.reads)
     return (
-        Cell(f"{operator.index} {operator.name}", original),
+        f"{operator.index} {operator.name}",
         Cell(operator.shape, f"{operator.tiles} tiles"),
         operator.window or "—",
         Cell(f"{operator.parameter_bytes:,} bytes" if operator.parameter_bytes else "—", kind),
@@ -283,25 +272,3 @@ def _parameters(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     yield Text(
         "A region is what a program loads together. A part of it is stored in the tiles of its numbers, 0 to 15."
     )
-
-
-def _comparison(comparison: ScheduleComparison | None) -> Iterator[Block]:
-    if comparison is None:
-        yield missing("without the original, nothing is predicted: give it with --original")
-        return
-    yield Text(
-        f"The prediction uses the rules of compiler {comparison.rules}, which fit the parameters of the file best."
-    )
-    different = Counter(difference.what for difference in comparison.differences)
-    counts: list[Row] = [(what, f"{number:,}", f"{different[what]:,}") for what, number in comparison.compared.items()]
-    yield from table(("Figure", "Compared", "Different"), counts)
-    rows: list[Row] = [
-        (difference.what, difference.where, difference.predicted, difference.actual)
-        for difference in comparison.differences[:_MAX_ROWS]
-    ]
-    yield from table(("Figure", "Where", "Predicted", "In the file"), rows)
-    if not rows:
-        yield Text("Nothing is different.")
-    if comparison.unmatched:
-        names = shorten(", ".join(comparison.unmatched), 2000)
-        yield Text(f"Operators of the original without a recovered operator: {names}.")

@@ -44,13 +44,11 @@ Use = Literal[
     "channel importance",
     "measured sensitivity",
     "class weights",
-    "subset",
     "augmentation",
     "rotation",
     "mixup",
     "label smoothing",
     "labels",
-    "selection by classes",
     "tfmot",
     "tfmot qat",
     "package",
@@ -113,22 +111,10 @@ class RandomChanges(Protocol):
 
 
 class Draws(NamedTuple):
-    """The seeds of the random changes of some samples of a batch: each reader of a sample gets the same changes.
-
-    Attributes:
-        size: number of samples in the whole batch; random numbers are drawn for all of them.
-        rows: the indices of the samples in the batch: [n].
-    """
+    """The random numbers of a batch: the seeds that they are drawn from, and the number of samples."""
 
     seeds: Any
     size: Any
-    rows: Any
-
-    def own(self, values: Any, axis: int = 0) -> Any:
-        """Return the values of these samples, from values for the whole batch along an axis."""
-        import tensorflow as tf
-
-        return tf.gather(values, self.rows, axis=axis)
 
 
 Change = Callable[[Any, Any, Draws], tuple[Any, Any]]
@@ -175,10 +161,6 @@ class Head(ABC):
 
     def importance(self, targets: Any, outputs: Any) -> Any:
         """Return the value whose derivative shows how much a channel matters: [n]; by default the loss."""
-        return self.loss(targets, outputs)
-
-    def sample_errors(self, targets: Any, outputs: Any) -> Any:
-        """Return how far the outputs are from the targets, for the choice of samples: [n]; by default the loss."""
         return self.loss(targets, outputs)
 
     @abstractmethod

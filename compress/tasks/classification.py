@@ -142,17 +142,6 @@ class ClassificationHead(Head):
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
         return softmax_divergence(expected, actual, temperature)
 
-    def sample_errors(self, targets: Any, outputs: Any) -> Any:
-        """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
-
-        Early in a training and averaged over several trainings, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep
-        Learning on a Data Diet, NeurIPS 2021.
-        """
-        ops = keras().ops
-        probabilities = ops.softmax(self.logits(outputs), axis=-1)
-        labels = ops.one_hot(ops.cast(targets, "int32"), probabilities.shape[-1], dtype="float32")
-        return ops.norm(ops.cast(probabilities, "float32") - labels, axis=-1)
-
 
 def class_scores(rows: Rows, specification: Specification) -> Rows:
     """Return the score of each class [n, classes]; for a binary classifier, the probabilities of both."""

@@ -27,7 +27,7 @@ def drawn(augment: RandomChanges, draws: Draws) -> Motion:
     """Return random motions within the largest changes that `augment` allows."""
     import tensorflow as tf
 
-    values = draws.own(tf.random.stateless_uniform((draws.size, 5), draws.seeds, -1.0, 1.0))
+    values = tf.random.stateless_uniform((draws.size, 5), draws.seeds, -1.0, 1.0)
     size = 1 + augment.zoom * values[:, :1]
     mirrored = values[:, 1:2] > (0.0 if augment.flip else 1.0)
     scale = tf.concat([size, tf.where(mirrored, -size, size)], axis=1)

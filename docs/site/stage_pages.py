@@ -110,10 +110,7 @@ METHODS = {
 
 INPUT_NOTES = {
     "distill": ["With a separate `student` it also takes TFLite models, which are only the teacher then."],
-    "quantize": [
-        "A float TFLite model without Keras layers cannot be used with `method: qat`, `plan`, or",
-        "`calibration: {select: hardness}` or `coverage`.",
-    ],
+    "quantize": ["A float TFLite model without Keras layers cannot be used with `method: qat` or `plan`."],
 }
 """Notes on inputs that a stage accepts only with some settings, see `Stage.accepted_kinds`."""
 
@@ -123,16 +120,10 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"augment": {"rotate": 10}},
     {"augment": {"mixup": 0.2}},
     {"label_smoothing": 0.1},
-    {"subset": {"by": "random", "share": 0.5}},
-    {"subset": {"by": "stratified", "share": 0.5}},
-    {"subset": {"by": "hardness", "share": 0.5}},
-    {"subset": {"by": "coverage", "share": 0.5}},
     {"allocation": "sensitivity"},
     {"distill": {}},
     {"method": "qat", "qat": {"distill": {}}},
     {"method": "qat", "engine": "tfmot"},
-    {"calibration": {"select": "hardness"}},
-    {"calibration": {"select": "coverage"}},
     {"weight": 0.5},
 )
 """Settings that use a method which a task may refuse, see `Stage.uses`. Each is tried on every stage that has it."""

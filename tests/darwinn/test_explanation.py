@@ -1,4 +1,4 @@
-"""`inspect --explain` on real compiled models and their originals, on files made here, and on damaged ones."""
+"""`inspect --explain` on real compiled models, on files made here, and on damaged ones."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from edgetpu_programs import ProgramMaker, traversal
 from packages import compiled, finished, layer, many, raw, table
 from paths import EDGETPU
 
-from compress import targets
 from compress.core.errors import ModelError
-from compress.model.tflite import graph
 from compress.surface import explanation_page
 from compress.surface.cli.main import main
-from compress.targets.edgetpu import schedule_comparison
 from darwinn import compiled_file, explainer
 from darwinn.explanation import ExplainedProgram, Explanation, order_text
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")
 NAMES = [path.parent.name for path in sorted(PAIRS.glob("*/compiled.tflite"))]
-TARGET = targets.load("edgetpu")
 INCOMPLETE_HINTS = {"keras_lstm_mnist_ptq"}
 """The files whose DMA hints do not list all transfers."""
 
 
-def explained(name: str, *, named: bool = False) -> Explanation:
-    file = compiled_file.read(PAIRS / name / "compiled.tflite")
-    if not named:
-        return explainer.explain(file, name)
-    return schedule_comparison.explain(file, name, graph.read(PAIRS / name / "model.tflite"), TARGET)
+def explained(name: str) -> Explanation:
+    return explainer.explain(compiled_file.read(PAIRS / name / "compiled.tflite"), name)
 
 
 def inference(result: Explanation) -> ExplainedProgram:
@@ -77,18 +70,15 @@ def test_a_whole_network_is_recovered_without_its_original() -> None:
 
 @needs_pairs
 def test_operators_that_run_in_passes_are_one() -> None:
-    result = explained("deeplabv3_mnv2_dm05_pascal_quant", named=True)
-    twice = [operator for operator in inference(result).operators if operator.passes > 1]
-    assert [operator.original for operator in twice] == [(3, "CONV_2D"), (4, "DEPTHWISE_CONV_2D"), (5, "CONV_2D")]
+    program = inference(explained("deeplabv3_mnv2_dm05_pascal_quant"))
+    twice = [operator for operator in program.operators if operator.passes > 1]
+    assert [operator.name for operator in twice] == ["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D"]
     assert [operator.passes for operator in twice] == [2, 2, 2]
-    assert result.comparison is not None
-    passes = [difference.where for difference in result.comparison.differences if difference.what == "passes"]
-    assert passes == ["3 CONV_2D", "4 DEPTHWISE_CONV_2D", "5 CONV_2D"]
 
 
 @needs_pairs
 def test_streamed_parameters_belong_to_their_operators() -> None:
-    program = inference(explained("ASR_Model7", named=True))
+    program = inference(explained("ASR_Model7"))
     streamed = {
         operator.name: operator.parameter_bytes for operator in program.operators if operator.is_cached is False
     }
@@ -101,38 +91,17 @@ def test_streamed_parameters_belong_to_their_operators() -> None:
 
 @needs_pairs
 def test_a_softmax_on_the_scalar_core_is_recovered() -> None:
-    result = explained("ASR_Model5", named=True)
+    result = explained("ASR_Model5")
     last = inference(result).operators[-1]
-    assert (last.name, last.certainty, last.original) == ("SOFTMAX", "inferred", (11, "SOFTMAX"))
+    assert (last.name, last.certainty) == ("SOFTMAX", "inferred")
     assert any("scalar core" in limit for limit in result.limits)
     assert explanation_page.page(result)
-
-
-@needs_pairs
-def test_the_prediction_is_compared_where_both_exist() -> None:
-    result = explained("mobilenet_v2_1.0_224_inat_bird_quant_segment_0_of_3", named=True)
-    assert result.comparison is not None
-    assert result.comparison.differences == ()
-    assert result.comparison.unmatched == ()
-    assert result.comparison.compared["cycles"] == 45
-    alone = explained("mobilenet_v2_1.0_224_inat_bird_quant_segment_0_of_3")
-    assert alone.comparison is None
-    assert "not compared" in alone.describe()
-
-
-@needs_pairs
-def test_another_original_is_refused() -> None:
-    file = compiled_file.read(PAIRS / "dense_256" / "compiled.tflite")
-    other = graph.read(PAIRS / "dense_1024" / "model.tflite")
-    with pytest.raises(ModelError, match="not the model that it was compiled from"):
-        schedule_comparison.explain(file, "dense_256", other, TARGET)
 
 
 @needs_pairs
 def test_damaged_files_are_explained_or_refused() -> None:
     rng = random.Random(7)
     content = (PAIRS / "looming_64x64_3x3" / "compiled.tflite").read_bytes()
-    original = graph.read(PAIRS / "looming_64x64_3x3" / "model.tflite")
     for number in range(60):
         damaged = bytearray(content)
         for _ in range(rng.choice([1, 5, 200])):
@@ -140,8 +109,6 @@ def test_damaged_files_are_explained_or_refused() -> None:
         try:
             file = compiled_file.parse(bytes(damaged[: rng.randrange(len(damaged))] if number % 5 == 0 else damaged))
             result = explainer.explain(file, "damaged")
-            if number % 2:
-                result = schedule_comparison.explain(file, "damaged", original, TARGET)
         except ModelError:
             continue
         assert explanation_page.page(result)
@@ -252,6 +219,8 @@ def test_the_command_prints_json_and_refuses_a_page_alone(tmp_path: Path, capsys
     assert result["programs"][1]["operators"][0]["kernel"] == [1, 1]
     assert main(["inspect", str(model), "-o", str(tmp_path / "page.html")]) != 0
     assert "--explain" in capsys.readouterr().err
+    assert main(["inspect", str(model), "--explain", "--against", str(model)]) != 0
+    assert "remove --against" in capsys.readouterr().err
     model.write_bytes(made_file()[:-900])
     assert main(["inspect", str(model), "--explain"]) == ModelError.exit_code
 

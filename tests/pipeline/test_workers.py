@@ -33,9 +33,7 @@ MULTI = {"strategy": "multi_worker"}
             for cluster, task in [
                 ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1"]}, {"type": "worker", "index": 0}),
-                ({"worker": "a:"}, {"type": "worker", "index": 0}),
-                ({"worker": ["a:1", 7]}, {"type": "worker", "index": 0}),
-                ({"worker": ["a:1", "a"]}, {"type": "worker", "index": 0}),
+                ({"worker": 7}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1", "a:1"]}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1", "b:1"]}, {"type": "chief", "index": 0}),
                 ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 2}),
@@ -70,12 +68,6 @@ def test_what_cannot_run_on_several_workers_is_refused(tmp_path: Path) -> None:
     for stage in ("sparsify", {"quantize": {"method": "qat", "engine": "tfmot"}}):
         with pytest.raises(PipelineError, match="tfmot cannot train on several workers"):
             load(tmp_path, "train", stage, **keras)
-    for strategy in ("multi_worker", "mirrored"):
-        with pytest.raises(PipelineError, match="steps_per_execution: devices exchange gradients after every step"):
-            load(tmp_path, "train", **keras, execution={"strategy": strategy, "steps_per_execution": 2})
-        with pytest.raises(PipelineError, match="jit_compile: XLA cannot exchange gradients between devices"):
-            load(tmp_path, "train", **keras, execution={"strategy": strategy, "jit_compile": True})
-    assert Execution(jit_compile=True, steps_per_execution=2)
 
 
 def test_tf_config_without_workers_is_noted(

@@ -13,7 +13,6 @@ from compress.results.run import RunRecord
 
 # --- lines about training ------------------------------------------------------------------
 
-CHOSEN = {"by": "hardness, hardest", "samples": 300, "of": 1200, "seconds": 4.2}
 BETTER = {"metric": "accuracy", "validation_before": 0.702, "validation_after": 0.764}
 WORSE = {"metric": "loss", "validation_before": 0.5, "validation_after": None}
 NOT_KEPT = {"kept": False, "metric": "accuracy", "validation_before": 0.529, "validation_after": 0.451}
@@ -21,37 +20,31 @@ HISTORY = [{"loss": 1.284, "accuracy": 0.7}, {"loss": 0.0141, "val_loss": 0.0522
 LOSS = {"name": "cross-entropy in nats", "guessing": 2.3026}
 TRAINED = with_stages(
     {"id": "load"},
-    {"id": "train", "facts": {"subset": CHOSEN, "batch_norms": {"kept": True, **BETTER}}},
+    {"id": "train", "facts": {"batch_norms": {"kept": True, **BETTER}}},
     {"id": "finder", "facts": {"batch_norms": {"kept": False, **WORSE}, "healing": {"kept": True, **BETTER}}},
     {
         "id": "prune",
         "facts": {
             "steps": [
                 {"healing": NOT_KEPT, "history": [{"loss": None}] * 2, "loss": LOSS},
-                {"subset": CHOSEN, "batch_norms": {"kept": False, "reason": "the model has 2 outputs"}},
+                {"batch_norms": {"kept": False, "reason": "the model has 2 outputs"}},
             ]
         },
     },
-    {"id": "q", "facts": {"calibration": {**CHOSEN, "samples": 16, "by": "coverage"}}},
     {"id": "last", "facts": {"history": HISTORY, "loss": LOSS}},
     {"id": "detect", "facts": {"history": HISTORY[:1], "loss": {"name": "", "guessing": None}}},
-    {"id": "nothing", "facts": {"subset": {"by": "all", "samples": 0, "of": 0, "seconds": 0}, "history": HISTORY}},
+    {"id": "nothing", "facts": {"history": HISTORY}},
 )
-CHOICE = "300 of 1,200 samples for training (75% fewer), selected by hardness, hardest; the selection took 4.2 s"
 LINES = [
-    f"train: {CHOICE}",
     "train: batch norms are recalibrated, which changed validation accuracy from 0.702 to 0.764",
     "finder: batch norms are not recalibrated, because that changed validation loss from 0.5 to not finite",
     "prune, step 1: 2 epochs; the loss (cross-entropy in nats) was not finite in the first and not finite in the last; "
     "guessing gives 2.3",
     "prune, step 1: the training is not kept, because it changed validation accuracy from 0.529 to 0.451",
-    f"prune, step 2: {CHOICE}",
     "prune, step 2: batch norms are not recalibrated: the model has 2 outputs",
-    "q: 16 of 1,200 samples for calibration (99% fewer), selected by coverage; the selection took 4.2 s",
     "last: 2 epochs; the loss (cross-entropy in nats) was 1.28 in the first and 0.0141 in the last, and 0.0522 on the "
     "validation split; guessing gives 2.3",
     "detect: 1 epoch; the loss was 1.28",
-    "nothing: 0 of 0 samples for training (unknown fewer), selected by all; the selection took 0.0 s",
 ]
 
 
@@ -99,7 +92,7 @@ def test_times_of_phases_and_steps() -> None:
     ("measured", "advice"),
     [
         (times(input_ms=20), "reading a batch takes 67% of the time of a step"),
-        (times(step_ms=2, input_ms=0.1), "steps_per_execution: 20"),
+        (times(step_ms=2, input_ms=0.1), "A larger batch_size uses the machine better"),
         (times(steps=100), "takes 40% of the training"),
     ],
 )
@@ -109,7 +102,7 @@ def test_advice(measured: Record, advice: str) -> None:
 
 
 def test_advice_is_about_the_longest_training() -> None:
-    trial = times(steps=15, input_ms=20, phase="subset, proxy")
+    trial = times(steps=15, input_ms=20, phase="trial training")
     text = profiled(trial, times(step_ms=2, input_ms=0.1, steps=9999, phase="training"))
     assert "train (training): a step takes 2 ms" in text
     assert "reading a batch takes" not in text

@@ -167,7 +167,7 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
         images[index, top : top + 12, left : left + 10] = 1
         labels[index, 0] = [1, top / side, left / side, (top + 12) / side, (left + 10) / side]
     change = augmentation(Augment(**augment))
-    draws = Draws(tensorflow.constant([1, 2]), count, range(count))
+    draws = Draws(tensorflow.constant([1, 2]), count)
     moved, beside = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, draws)
     again = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, draws)[0]
     np.testing.assert_array_equal(moved, again)
@@ -189,7 +189,7 @@ def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
     change = augmentation(Augment(zoom=0.3))
     signature = [tensorflow.TensorSpec((None, 40, 32, 1)), tensorflow.TensorSpec((None, 1, 5))]
     graph = tensorflow.function(
-        lambda images, labels: change(images, {"labels": labels}, Draws(tensorflow.constant([1, 2]), 2, [0, 1]))[0],
+        lambda images, labels: change(images, {"labels": labels}, Draws(tensorflow.constant([1, 2]), 2))[0],
         input_signature=signature,
     )
     assert graph.get_concrete_function().output_shapes[1:] == (40, 32, 1)

@@ -20,7 +20,7 @@ from compress.data.types import Data
 from compress.learning.context import Context
 from compress.learning.distillation import losses, teachers
 from compress.learning.procedures import QuantizedModel
-from compress.learning.procedures.settings import BY_MODEL, QuantizeSettings
+from compress.learning.procedures.settings import QuantizeSettings
 from compress.learning.quantization import (
     calibration,
     diagnostics,
@@ -35,7 +35,7 @@ from compress.learning.quantization.diagnostics import FileAgreement
 from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.post_training import QuantizationResult
 from compress.learning.tfmot import adapter as tfmot
-from compress.learning.training import loop, phases, subset
+from compress.learning.training import loop, phases
 from compress.learning.training.loop import Loss
 from compress.learning.training.phases import BUILD
 from compress.model.ir import keras_graph
@@ -72,7 +72,9 @@ def quantize(
     progress.plan(parts.samples, parts.search, *parts.qat, parts.writing, parts.check)
     lookup = None if model is None else _cut_lookup(model, settings, context)
     with progress.phase(parts.samples):
-        samples = samples or _split(model, settings, context)
+        samples = samples or calibration.split(
+            context.data, settings.calibration_samples, settings.held_out_samples, context.seed
+        )
     work = _Quantization(model, samples, settings, context)
     if lookup is not None:
         calibration_rows, held_out = lookup.rows(samples.calibration), lookup.rows(samples.held_out)
@@ -88,7 +90,8 @@ def quantize(
     warnings = diagnostics.about_outputs(answers, has_plan=result.plan is not None, trained=result.method == "qat")
     for text in warnings:
         progress.note(f"quantize: {text}")
-    facts = samples.to_json() | result.to_json() | {"rewritten": rewritten, "agreement": answers.agreement}
+    facts = {"calibration_samples": len(samples.calibration), **result.to_json()}
+    facts |= {"rewritten": rewritten, "agreement": answers.agreement}
     if result.own_scales is not None:
         own = work.agreement(float_file, result.own_scales, samples, SILENT).agreement
         facts["scales_from"] = {
@@ -157,24 +160,6 @@ def _with_table(content: bytes, lookup: CutLookup) -> bytes:
         file.write_bytes(content)
         (tensor,) = LoadedModel(file, reproducible=True).input_tensors
     return graph.serialize(lookup_tables.with_table(graph.parse(content), lookup.stored(tensor)))
-
-
-def _split(model: Any, settings: QuantizeSettings, context: Context) -> CalibrationSplit:
-    """Choose calibration samples and held-out samples from the training split."""
-    choice = settings.calibration.select
-    samples = calibration.split(
-        context.data,
-        choice,
-        settings.calibration_samples,
-        settings.held_out_samples,
-        model if choice in BY_MODEL else None,
-        context.seed,
-        context.specification,
-    )
-    facts = samples.to_json()
-    if "calibration" in facts:
-        context.progress.note(f"quantize: {subset.summary(facts['calibration'], 'calibration')}")
-    return samples
 
 
 def _without_layers(float_file: Path, work: _Quantization, parts: _Phases) -> QuantizationResult:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from compress.core.errors import ModelError
 from compress.core.settings import Settings
 from compress.learning.distillation.settings import DistillationSettings, Features
-from compress.learning.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
+from compress.learning.quantization.settings import PostTrainingSettings, RoundedTraining
 from compress.learning.training.batches import EpochSettings
 from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.transfer import TransferSettings
@@ -21,8 +21,6 @@ from compress.model.ir.layer_specs.functions import Activation
 
 SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", "search")
 """Settings of the search, which have no effect with a plan."""
-BY_MODEL = ("hardness", "coverage")
-"""Methods of sample selection that need the float model."""
 
 
 class DetectorSettings(Settings):
@@ -175,9 +173,8 @@ class ReplacementSettings(TrainingSettings, DistillationSettings):
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         self.check_training(self)
-        for name, set_to in (("early_stopping", self.early_stopping), ("subset", self.subset)):
-            if self.gradual and set_to is not None:
-                raise ValueError(f"gradual: {self.gradual} cannot be combined with {name}")
+        if self.gradual and self.early_stopping is not None:
+            raise ValueError(f"gradual: {self.gradual} cannot be combined with early_stopping")
         if self.gradual and not self.epochs:
             raise ValueError(f"gradual: {self.gradual} is a part of the training, and `epochs: 0` has none")
         return self
@@ -200,9 +197,8 @@ class QuantizeSettings(TrainingSettings, PostTrainingSettings):
     """The training engine of qat. coralline: Keras 3 with fake quantization. tfmot: tensorflow-model-optimization,
     which supports fewer layers."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Number of training samples from which activation ranges are calibrated."""
-    calibration: Calibration = Calibration()
-    """How the calibration samples are selected."""
+    """Number of training samples from which activation ranges are calibrated: the same number of each class where
+    possible."""
     held_out_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Number of other training samples (held-out samples) on which candidates are compared with the float model. All
     are used only if the first of them do not decide."""
@@ -242,8 +238,6 @@ class QuantizeSettings(TrainingSettings, PostTrainingSettings):
             self._check_scales_from()
         if self.qat.distill is not None:
             self.qat.distill.check_training(self)
-        if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
-            raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; set `of: model`")
         return self
 
     def _check_scales_from(self) -> None:

@@ -165,10 +165,7 @@ def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
         StageError: an accumulated gradient needs more batches than there are.
     """
     settings = retraining.settings
-    samples = len(context.data.labels("train"))
-    if settings.subset is not None:
-        samples = settings.subset.count(samples)
-    batches = settings.batches_per_epoch(samples) * retraining.epochs_between
+    batches = settings.batches_per_epoch(len(context.data.labels("train"))) * retraining.epochs_between
     if 0 < batches < settings.gradient_accumulation:
         raise StageError(
             f"epochs_between: {retraining.epochs_between} has {batches} batches, and gradient_accumulation: "
@@ -333,7 +330,7 @@ class _Step:
         assert self.retraining is not None  # methods are compared only where there is training
         settings = self.retraining.settings
         batches = settings.batches_per_epoch(len(self.context.data.labels("train")))
-        changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
+        changes = {"epochs": 1, "ema": None, "early_stopping": None, "warmup": 0.0}
         changes["gradient_accumulation"] = min(settings.gradient_accumulation, batches)
         weights = model.get_weights()
         trial_context = replace(self.context, unfinished=None, logs=None)

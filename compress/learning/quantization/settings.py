@@ -1,4 +1,4 @@
-"""Settings of quantization: calibration, post-training quantization (PTQ), quantization-aware training (QAT)."""
+"""Settings of quantization: post-training quantization (PTQ), quantization-aware training (QAT)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compress.core.settings import Settings
-
-
-class Calibration(Settings):
-    """The calibration samples."""
-
-    select: Literal["balanced", "random", "stratified", "hardness", "coverage"] = "balanced"
-    """balanced: the same number of each class where possible. random: at random. stratified: with the class proportions
-    kept. hardness: the samples with the largest error of the float model. coverage: samples that are far from each
-    other in the input of its last layer."""
 
 
 class PostTrainingSettings(Settings):

@@ -105,7 +105,7 @@ def value_changes(augment: Augment, limits: tuple[float, float]) -> Change:
 
     def factors(draws: Draws, number: int, strength: float) -> Any:
         seeds = tf.random.experimental.stateless_fold_in(draws.seeds, number)
-        return (2 * draws.own(tf.random.stateless_uniform((draws.size, 1, 1, 1), seeds)) - 1) * strength
+        return (2 * tf.random.stateless_uniform((draws.size, 1, 1, 1), seeds) - 1) * strength
 
     def changed(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
         if augment.saturation and images.shape[-1] == 3:
@@ -129,7 +129,7 @@ def _erased(images: Any, draws: Draws, largest: float) -> Any:
 
     height, width = images.shape[1:3]
     seeds = tf.random.experimental.stateless_fold_in(draws.seeds, 3)
-    values = draws.own(tf.random.stateless_uniform((4, draws.size), seeds), axis=1)
+    values = tf.random.stateless_uniform((4, draws.size), seeds)
     ratio = tf.exp(np.log(SIDES[0]) + values[1] * (np.log(SIDES[1]) - np.log(SIDES[0])))
     area = values[0] * largest
     sides = tf.sqrt(area * ratio), tf.sqrt(area / ratio)
@@ -158,20 +158,18 @@ def mixup(concentration: float) -> Change:
     distribution Beta(concentration, concentration). Source: Zhang et al., mixup: Beyond Empirical Risk Minimization,
     2018.
 
-    The partner of a sample is the one before it in the batch, whose order is random. The first sample is a partner
-    only: the result has one sample less.
+    The partner of a sample is the one before it in the batch, whose order is random; that of the first is the last.
     """
     import tensorflow as tf
 
     def changed(samples: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
         seeds = tf.random.experimental.stateless_fold_in(draws.seeds, 7)
-        gammas = draws.own(tf.random.stateless_gamma((2, draws.size), seeds, concentration), axis=1)[:, 1:]
+        gammas = tf.random.stateless_gamma((2, draws.size), seeds, concentration)
         # With a small concentration both can be 0 in float32: such samples stay as they are.
         share = tf.math.divide_no_nan(gammas[0], gammas[0] + gammas[1])
         share = tf.maximum(share, 1 - share)
         weights = tf.reshape(share, (-1, *[1] * (len(samples.shape) - 1)))
-        mixed = weights * samples[1:] + (1 - weights) * samples[:-1]
-        sample_targets = {name: array[1:] for name, array in targets.items()}
-        return mixed, {**sample_targets, PARTNER: targets["labels"][:-1], SHARE: share}
+        mixed = weights * samples + (1 - weights) * tf.roll(samples, 1, axis=0)
+        return mixed, {**targets, PARTNER: tf.roll(targets["labels"], 1, axis=0), SHARE: share}
 
     return changed

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.core.errors import StageError
 from compress.core.settings import Settings
 from compress.data import rows
 from compress.learning.training import augmentation
@@ -30,29 +29,6 @@ THREADS = os.cpu_count() or 1
 """Number of threads that prepare batches."""
 
 
-class Shares(NamedTuple):
-    """The part of every batch that this process reads: some of the equal shares of all devices.
-
-    Attributes:
-        first: the number of its first share.
-        local: the number of its shares: its devices.
-        total: the number of all shares.
-    """
-
-    first: int
-    local: int
-    total: int
-
-    def parts(self, size: int) -> list[slice]:
-        """Return the rows of its shares in a batch of some samples."""
-        numbers = range(self.first, self.first + self.local)
-        return [slice(size * number // self.total, size * (number + 1) // self.total) for number in numbers]
-
-
-WHOLE = Shares(0, 1, 1)
-"""The share of a process that reads whole batches."""
-
-
 class EpochSettings(Settings):
     """Settings of every training."""
 
@@ -64,11 +40,6 @@ class EpochSettings(Settings):
     """Initial learning rate of Adam."""
     augment: Augment = Augment()
     """Random changes of the training images."""
-
-    @property
-    def trained_share(self) -> float:
-        """The part of the training split that is trained on."""
-        return 1.0
 
     def batches_per_epoch(self, samples: int) -> int:
         """Return the number of batches in one epoch; the last one may be smaller."""
@@ -82,12 +53,8 @@ def batches(
     seed: int,
     first: int = 0,
     task_change: Change | None = None,
-    shares: Shares | None = None,
 ) -> Any:
-    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; in shares it is endless.
-
-    The batches are the same for any number of devices: for each, only its rows are read and changed, with the random
-    numbers that they have in the whole batch.
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset.
 
     Args:
         inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.
@@ -96,8 +63,6 @@ def batches(
         seed: the seed of the run.
         first: number of completed epochs.
         task_change: augmentation that also changes the targets; by default only images are changed.
-        shares: the shares of each batch that are elements of the data set, one after another; None: the elements are
-            whole batches.
 
     Raises:
         StageError: the settings have augmentation, but the samples are not images.
@@ -108,70 +73,40 @@ def batches(
     augment = settings.augment
     changes = augmentation.changes(augment, inputs, task_change)
 
-    def augmented(indices: Any, seeds: Any, size: Any, positions: Any) -> Any:
+    def augmented(indices: Any, seeds: Any) -> Any:
         samples, batch_targets = samples_at(indices)
         for number, change in changes.items():
-            samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, positions))
+            samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, tf.size(indices)))
         return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
-    divided = shares or WHOLE
 
     @lru_cache(maxsize=2)  # batches of two epochs can be in preparation
     def epoch(number: int) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
         return list(_order(len(inputs), settings, seed, number))
 
-    def own_part(number: Any) -> Any:
-        def part(number: Any) -> tuple[Any, ...]:
-            step, share = divmod(int(number), divided.local)
-            indices, seeds = epoch(step // per_epoch)[step % per_epoch]
-            span = divided.parts(len(indices))[share]
-            positions = np.arange(span.start - 1 if augment.mixup else span.start, span.stop) % len(indices)
-            return indices[positions], seeds, np.int32(len(indices)), positions
+    def batch_at(number: Any) -> Any:
+        def order(number: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+            return epoch(number // per_epoch)[number % per_epoch]
 
-        kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
-        tensors = tf.numpy_function(part, [number], kinds, stateful=False)
-        shapes: tuple[list[int | None], ...] = ([None], [2], [], [None])  # indices, seeds, size, positions
-        return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
+        indices, seeds = tf.numpy_function(order, [number], [tf.int64, tf.int32], stateful=False)
+        return tf.ensure_shape(indices, [None]), tf.ensure_shape(seeds, [2])
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
-    start = first * per_epoch * divided.local
-    if shares is None:
-        numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
-    else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch
-        numbers = tf.data.Dataset.counter(start)
-    dataset = numbers.map(own_part)
-    return _prepared(dataset, augmented)
+    numbers = tf.data.Dataset.range(first * per_epoch, settings.epochs * per_epoch)
+    return _prepared(numbers.map(batch_at), augmented)
 
 
-def validation_batch_size(samples: int, devices: int) -> int:
-    """Return Keras' default batch size for validation, or fewer, so that the first batch is divided equally.
-
-    Raises:
-        StageError: there are fewer samples than devices.
-    """
-    if samples < devices:
-        raise StageError(f"{samples} validation samples are fewer than {devices} devices", allowed="strategy: one")
-    return min(VALIDATION_BATCH, samples) // devices * devices or devices
-
-
-def held_out(
-    inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH, shares: Shares | None = None
-) -> Any:
-    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches, shares in endless batches."""
-    if not rows.mapped(inputs) and shares is None:
+def held_out(inputs: NDArray[np.float32], targets: Any, *, in_batches: bool = False) -> Any:
+    """Return the validation samples for `fit`: arrays unchanged, or in batches; a memory map is always in batches."""
+    if not rows.mapped(inputs) and not in_batches:
         return inputs, targets
     import tensorflow as tf
 
     samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
-    ends = [
-        (begin + part.start, begin + part.stop)
-        for begin in range(0, len(inputs), batch_size)
-        for part in (shares or WHOLE).parts(min(batch_size, len(inputs) - begin))
-    ]
-    dataset = tf.data.Dataset.from_tensor_slices(np.array(ends)).map(lambda pair: tf.range(pair[0], pair[1]))
-    if shares is not None:  # Keras takes the number of shares for that of the batches, unless it is infinite
-        dataset = dataset.repeat()
+    count = len(inputs)
+    starts = tf.data.Dataset.range(0, count, VALIDATION_BATCH)
+    dataset = starts.map(lambda start: tf.range(start, tf.minimum(start + VALIDATION_BATCH, count)))
     return _prepared(dataset, samples_at)
 
 

@@ -119,7 +119,7 @@ def tensorboard(folder: Path, first: int) -> Any:
 
 
 BEFORE, TRACED = 4, 10
-"""The first traced call, from 0, and the number of traced calls."""
+"""The first traced step, from 0, and the number of traced steps."""
 READ = 50
 """Batches that are read alone, or as many as there are threads that prepare them."""
 READ_S = 2.0
@@ -131,16 +131,15 @@ class TrainingTimer:
 
     Args:
         profile: the profile of the stage.
-        steps: number of steps in each call of the training function.
     """
 
-    def __init__(self, profile: Profile, steps: int) -> None:
-        self._profile, self._steps = profile, steps
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
         self._seconds: list[float] = []
         self._is_tracing = False
 
     def callback(self) -> Any:
-        """Return the Keras callback that measures calls, and traces some if no earlier training of the stage did."""
+        """Return the Keras callback that measures steps, and traces some if no earlier training of the stage did."""
         timer, seconds = self, self._seconds
         traces = not self._profile.has_trace
 
@@ -173,22 +172,16 @@ class TrainingTimer:
 
             tensorflow.profiler.experimental.stop()
 
-    def record(self, batches: Iterable[Any], shares: int) -> None:
-        """Add the times of the training to the profile; reading the batches again shows how long that takes.
-
-        For each step `shares` elements of `batches` are read, one for each device.
-        """
+    def record(self, batches: Iterable[Any]) -> None:
+        """Add the times of the training to the profile; reading the batches again shows how long that takes."""
         if not self._seconds:
             return
         first, *later = (1000 * seconds for seconds in self._seconds)
-        step = median(later) / self._steps if later else None
-        if step is not None:
-            first -= (self._steps - 1) * step  # tracing belongs to the first step of the call
         times = TrainingTimes(
             first_step_ms=round(first, 2),
-            step_ms=None if step is None else round(step, 3),
-            input_ms=round(shares * _reading_ms(batches), 3),
-            steps=self._steps * len(self._seconds) - 1,
+            step_ms=round(median(later), 3) if later else None,
+            input_ms=round(_reading_ms(batches), 3),
+            steps=len(later),
             phase=self._profile.phase,
         )
         self._profile.trainings.append(times)

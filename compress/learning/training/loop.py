@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,10 @@ from compress.learning.context import Context
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import phases, schedules, strategies
 from compress.learning.training.augmentation import Augment
-from compress.learning.training.batches import EpochSettings, batches, held_out, validation_batch_size
+from compress.learning.training.batches import VALIDATION_BATCH, EpochSettings, batches, held_out
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
-from compress.learning.training.subset import Part, Subset, chosen, fresh
 from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
@@ -76,7 +75,7 @@ class Loss:
         of: (batch, the model's outputs) -> loss of each sample [n].
         soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
             of train and validation. Batches contain their rows.
-        head: the meaning of the model's outputs; needed to train on a subset, and to show the loss of guessing.
+        head: the meaning of the model's outputs; needed to show the loss of guessing.
         name: what the loss is, for people, with its unit.
     """
 
@@ -125,23 +124,14 @@ class TrainingSettings(EpochSettings):
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Reduce the kernels in every step by this fraction times the learning rate. Source: Loshchilov and Hutter,
     Decoupled Weight Decay Regularization, 2019."""
-    subset: Subset | None = None
-    """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
-
-    @property
-    def trained_share(self) -> float:
-        """The part of the training split that is trained on."""
-        return 1.0 if self.subset is None else self.subset.share
 
     def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
         """Return the methods that these settings use and that not every task has; the loss may use no labels."""
         uses: list[Use] = []
         if self.class_weights != "none":
             uses.append("class weights")
-        if self.subset is not None:
-            uses.append("subset")
         if labels and self.augment != Augment():
             uses.append("augmentation")
         if self.augment.rotate:
@@ -212,25 +202,20 @@ def fit(
         loss: the value to minimize.
         settings: the training settings.
         context: data, seed, progress, devices.
-        callbacks: functions that return additional Keras callbacks for the model that is trained. They are called at
-            every step, so that steps are not joined (`steps_per_execution`).
+        callbacks: functions that return additional Keras callbacks for the model that is trained.
         rates: the learning rates of weights that differ from the others, by the path of the weight.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
         `loss`: what the loss is (`name`), and the loss of guessing (`guessing`; None where there is no guess).
         `best_epoch`: the epoch that early stopping restored, from 1.
-        `subset`: the number of selected samples and the cost of their selection, if a subset is trained on.
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
-            samples cannot be mixed.
+        StageError: the loss is not finite, this machine does not have the devices, or the samples cannot be mixed.
     """
-    # First, because proxies are trained with `fit` too, and draw random numbers: only then is the seed set.
-    loss, context, subset_facts = _on_subset(model, loss, settings, context)
     keras(context.seed)
-    training = _Training.of(model, loss, settings, context, steps_are_joined=not callbacks)
+    training = _Training.of(model, loss, settings, context)
     compiled = training.compiled(rates)
     scale = training.loss_scale()
     epochs = monitoring.epochs_phase(settings.epochs, phases.training_cost(context.data, settings.epochs), scale)
@@ -248,7 +233,6 @@ def fit(
         "history": history,
         "loss": encode(TrainingLoss(scale.name, scale.references.get("loss"))),
         **best,
-        **subset_facts,
         **batch_norms,
     }
 
@@ -284,7 +268,6 @@ class _Training:
         devices: the devices.
         targets: for train and validation the arrays that become fields of `Batch`.
         steps: number of batches in an epoch.
-        joined_steps: number of batches in one call of the training function.
     """
 
     model: Any
@@ -294,12 +277,9 @@ class _Training:
     devices: strategies.Devices
     targets: Mapping[Split, Mapping[str, NDArray[Any]]]
     steps: int
-    joined_steps: int
 
     @classmethod
-    def of(
-        cls, model: Any, loss: Loss, settings: TrainingSettings, context: Context, *, steps_are_joined: bool
-    ) -> _Training:
+    def of(cls, model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> _Training:
         """Return a training after a check that samples can be mixed and divided among the devices.
 
         Raises:
@@ -312,9 +292,8 @@ class _Training:
         devices = strategies.devices(context.execution)
         devices.refuse(count, settings.batch_size, settings.gradient_accumulation, settings.precision)
         steps = settings.batches_per_epoch(count)
-        joined_steps = _steps_per_execution(context.execution.steps_per_execution, steps) if steps_are_joined else 1
         loss = _mixed(_weighted(loss, settings, context.data), settings)
-        return cls(model, loss, settings, context, devices, targets, steps, joined_steps)
+        return cls(model, loss, settings, context, devices, targets, steps)
 
     def compiled(self, rates: Mapping[str, Rate]) -> _Compiled:
         """Return the model with its optimizer, in the state in which an interrupted training stopped.
@@ -336,7 +315,6 @@ class _Training:
                 optimizer,
                 metrics=["accuracy"] if counts_right else None,
                 jit_compile=False,
-                steps_per_execution=self.joined_steps,
             )
             stopping = _stopping(library, settings, "val_accuracy" if counts_right else "val_loss")
             checkpoint = _checkpoint(trainer, optimizer, stopping, self.context)
@@ -365,29 +343,27 @@ class _Training:
     def run(self, compiled: _Compiled, callbacks: Sequence[Callable[[Any], Any]]) -> list[dict[str, float | None]]:
         """Train all epochs that are left; return the history with the epochs before an interruption."""
         context, settings, devices, first = self.context, self.settings, self.devices, compiled.first
-        times = None if context.profile is None else monitoring.TrainingTimer(context.profile, self.joined_steps)
+        times = None if context.profile is None else monitoring.TrainingTimer(context.profile)
         augmentation = task_of(context.data).augmentation(settings.augment)
         inputs, targets = context.data.inputs("train"), self.targets["train"]
-        dataset = batches(inputs, targets, settings, context.seed, first, augmentation, devices.shares)
-        count = len(self.targets["validation"]["labels"])
-        size = validation_batch_size(count, devices.count)
-        held_out_samples = held_out(context.data.inputs("validation"), self.targets["validation"], size, devices.shares)
-        timed = closing(times) if times else nullcontext()
-        with devices.watched(), strategies.compiled(compiled.trainer, context.execution), timed:
+        dataset = batches(inputs, targets, settings, context.seed, first, augmentation)
+        is_divided = devices.count > 1
+        validation = held_out(context.data.inputs("validation"), self.targets["validation"], in_batches=is_divided)
+        validation_steps = -(-len(self.targets["validation"]["labels"]) // VALIDATION_BATCH)
+        with devices.watched(), closing(times) if times else nullcontext():
             history = compiled.trainer.fit(
                 devices.distributed(dataset),
                 epochs=settings.epochs,
                 initial_epoch=first,
                 steps_per_epoch=self.steps,
-                validation_data=devices.distributed(held_out_samples),
-                validation_batch_size=size,
-                validation_steps=None if devices.shares is None else -(-count // size),  # shares are endless
+                validation_data=devices.distributed(validation),
+                validation_steps=validation_steps if is_divided else None,  # what `distributed` returns is endless
                 shuffle=False,  # `batches` has the order, which depends on seed and epoch alone
                 verbose=0,
                 callbacks=self._callbacks(compiled, callbacks, times),
             ).history
         if times is not None:
-            times.record(dataset, devices.shares.local if devices.shares else 1)
+            times.record(dataset)
         earlier = [_plain_row(row) for row in compiled.checkpoint.rows[:first]] if compiled.checkpoint else []
         return [*earlier, *rows(history)]
 
@@ -457,39 +433,6 @@ def loss_scale(
             totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))
     references = {name: round(total / len(order), 6) for name, total in totals.items()}
     return LossScale(loss.name, {name: value for name, value in references.items() if np.isfinite(value)})
-
-
-def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
-    """Return the loss and the context for the subset of the training split, and facts about its selection."""
-    if settings.subset is None:
-        return loss, context, {}
-    head = loss.head
-    assert head is not None
-    subset = settings.subset
-    proxy_context = replace(context, unfinished=None, logs=None)
-    proxy_settings = TrainingSettings(
-        epochs=subset.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        augment=settings.augment,
-    )
-
-    def train_proxy(number: int) -> Any:
-        proxy = fresh(model, context.seed + 1 + number)
-        fit(proxy, label_loss(head), proxy_settings, replace(proxy_context, seed=context.seed + 1 + number))
-        return proxy
-
-    indices, facts = chosen(subset, head, model, train_proxy, context)
-    soft_targets = dict(loss.soft_targets)
-    if "train" in soft_targets:
-        soft_targets["train"] = soft_targets["train"][indices]
-    part = cast(Data, Part(context.data, indices))
-    return replace(loss, soft_targets=soft_targets), replace(context, data=part), facts
-
-
-def _steps_per_execution(most: int, steps: int) -> int:
-    """Return the largest number of steps that divides an epoch: Keras would begin the next epoch in the same call."""
-    return next(count for count in range(min(most, steps), 0, -1) if steps % count == 0)
 
 
 def _stopping(library: Any, settings: TrainingSettings, metric: str) -> Any:

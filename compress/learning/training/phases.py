@@ -30,10 +30,10 @@ BUILD = 2_000.0
 VALIDATION = Phase("validation", unit="sample")
 
 
-def training_cost(data: Data, epochs: int, share: float = 1.0) -> float:
-    """Return the cost of a training on a part (`share`) of the training split."""
+def training_cost(data: Data, epochs: int) -> float:
+    """Return the cost of a training."""
     train, validation = (len(data.labels(split)) for split in ("train", "validation"))
-    return BUILD + epochs * (BACKWARD * share * train + validation)
+    return BUILD + epochs * (BACKWARD * train + validation)
 
 
 def validation_cost(data: Data) -> float:
@@ -45,7 +45,7 @@ def training(data: Data, settings: EpochSettings | None, name: str = "training")
     """Return the phase of a training with these settings, validation included; without settings it costs nothing."""
     if settings is None:
         return Phase(name, 0.0)
-    return Phase(name, training_cost(data, settings.epochs, settings.trained_share) + 2 * validation_cost(data))
+    return Phase(name, training_cost(data, settings.epochs) + 2 * validation_cost(data))
 
 
 FLOAT_BYTES = 4

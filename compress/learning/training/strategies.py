@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from compress.core.errors import PipelineError, StageError, cause_of
 from compress.core.files import digest_of
 from compress.core.resources import manual
 from compress.learning.context import Execution
-from compress.learning.training.batches import Shares
 from compress.model.ir.tensorflow import keras
 
 VARIABLE = "TF_CONFIG"
@@ -44,11 +42,11 @@ def worker(execution: Execution) -> int | None:
         return None
     try:
         content = json.loads(os.environ.get(VARIABLE) or "null")
-        roles, task = content["cluster"], content["task"]
-        addresses, index = roles["worker"], task["index"]
-        has_addresses = len({*addresses}) == len(addresses) > 1 and all(":" in address for address in addresses)
-        if list(roles) == ["worker"] and task["type"] == "worker" and has_addresses and index in range(len(addresses)):
-            return int(index)
+        addresses = content["cluster"]["worker"]
+        task = content["task"]
+        is_worker = list(content["cluster"]) == ["worker"] and task["type"] == "worker"
+        if is_worker and len({*addresses}) == len(addresses) > 1 and 0 <= task["index"] < len(addresses):
+            return int(task["index"])
     except (ValueError, KeyError, TypeError, RecursionError):
         pass  # the message below says what the variable needs
     raise PipelineError(
@@ -90,10 +88,7 @@ def strategy(name: str) -> Any:
 
 def _tpu(tensorflow: Any) -> Any:
     try:
-        resolver = tensorflow.distribute.cluster_resolver.TPUClusterResolver()
-        tensorflow.config.experimental_connect_to_cluster(resolver)
-        tensorflow.tpu.experimental.initialize_tpu_system(resolver)
-        return tensorflow.distribute.TPUStrategy(resolver)
+        return tensorflow.distribute.TPUStrategy(tensorflow.distribute.cluster_resolver.TPUClusterResolver.connect())
     except (ValueError, tensorflow.errors.OpError) as error:
         raise StageError(
             f"strategy: tpu found no TPU: {cause_of(error)}",
@@ -119,56 +114,52 @@ class Devices:
         """The number of devices of all workers."""
         return int(self.strategy.num_replicas_in_sync)
 
-    @property
-    def shares(self) -> Shares | None:
-        """The part of every batch that this process reads, a share for each of its devices; None for one device alone.
+    def distributed(self, dataset: Any) -> Any:
+        """Return a data set for `fit` in which the batches of another are divided among the devices, without end.
 
-        TensorFlow's own division of a batch can leave devices without samples: 5 samples as 2, 2, 1 and 0.
+        TensorFlow's own division can leave devices without samples: 5 samples as 2, 2, 1 and 0. Of a data set with an
+        end, workers would ask each other at every step whether there is a next batch.
         """
         if self.count == 1:
-            return None
-        local_count = self.count if self.worker is None else len(self.strategy.extended.worker_devices)
-        return Shares((self.worker or 0) * local_count, local_count, self.count)
-
-    def distributed(self, dataset: Any) -> Any:
-        """Return a data set of the shares of this process for `fit`."""
-        if self.shares is None:
             return dataset
-        return self.strategy.distribute_datasets_from_function(lambda context: dataset)
+        import tensorflow
+
+        def divided(context: Any) -> Any:
+            total = context.num_replicas_in_sync
+            local = total // context.num_input_pipelines
+            first = context.input_pipeline_id * local
+
+            def parts(*batch: Any) -> Any:
+                size = tensorflow.shape(tensorflow.nest.flatten(batch)[0], "int64")[0]
+
+                def part(number: Any) -> Any:
+                    rows = slice(size * number // total, size * (number + 1) // total)
+                    return tensorflow.nest.map_structure(lambda values: values[rows], batch)
+
+                return tensorflow.data.Dataset.range(first, first + local).map(part)
+
+            return dataset.flat_map(parts).repeat()
+
+        return self.strategy.distribute_datasets_from_function(divided)
 
     def refuse(self, samples: int, batch_size: int, accumulated: int, precision: str) -> None:
-        """Refuse batches that cannot be divided among the devices, and what Keras cannot do on several devices.
-
-        Each device needs samples for its batch norms; the last batch of an epoch may be smaller than `batch_size`.
+        """Refuse batches that leave a device without samples for its batch norms, and what Keras cannot do.
 
         Raises:
             StageError: a setting is refused.
         """
-        count = self.count
-        if batch_size % count:
+        smallest = samples % batch_size or min(samples, batch_size)
+        if smallest < self.count:
             raise StageError(
-                f"batch_size: {batch_size} samples cannot be divided equally among {count} devices",
-                allowed=f"multiples of {count}, such as {-(-batch_size // count) * count}",
+                f"batch_size: {batch_size} of {samples} samples leaves a batch of {smallest} for {self.count} devices",
+                allowed=f"sizes that leave no batch with fewer than {self.count} samples",
             )
-        last = samples % batch_size
-        if 0 < last < count:
-            raise StageError(
-                f"batch_size: the last of {-(-samples // batch_size)} batches has {last} samples for {count} devices",
-                allowed=f"sizes that leave no batch with fewer than {count} of {samples} samples",
-            )
-        if accumulated > 1 and count > 1:  # Keras cannot exchange gradients inside a condition
-            raise StageError(
-                f"gradient_accumulation: {accumulated} batches cannot be accumulated on several devices",
-                allowed="1",
-                hint="raise batch_size: each device has a part of the batch",
-            )
-        if precision == "mixed_float16" and count > 1:
+        if self.count > 1 and accumulated > 1:  # Keras cannot exchange gradients inside a condition
+            raise StageError("gradient_accumulation cannot be used on several devices", hint="raise batch_size")
+        if self.count > 1 and precision == "mixed_float16":
             # Keras' LossScaleOptimizer skips a step whose gradients overflow, and each device decides that alone: of
             # several workers, one would wait without end for a worker that skips the step.
-            raise StageError(
-                "precision: mixed_float16 cannot be used on several devices: all of them must skip the same steps",
-                allowed="mixed_bfloat16, float32",
-            )
+            raise StageError(f"precision: {precision} cannot be used on several devices", allowed="mixed_bfloat16")
 
     def start_together(self, what_is_trained: Callable[[], Any], variables: Sequence[Any]) -> None:
         """Check that all workers train the same, and set the weights to the mean of theirs, which differ by rounding.
@@ -215,14 +206,10 @@ class Devices:
 
     def callbacks(self, model: Any) -> list[Any]:
         """Return the callback that averages what is measured on each device, before every validation."""
-        average = self.average
-
-        class Average(keras().callbacks.Callback):  # type: ignore[misc]
-            def on_test_begin(self, logs: Any = None) -> None:
-                del logs
-                average(model.non_trainable_variables)
-
-        return [] if self.count == 1 else [Average()]
+        average = keras().callbacks.LambdaCallback(
+            on_test_begin=lambda logs: self.average(model.non_trainable_variables)
+        )
+        return [] if self.count == 1 else [average]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -231,9 +218,8 @@ class Devices:
         Raises:
             StageError: a worker was lost.
         """
-        import tensorflow
+        from tensorflow import errors
 
-        errors = tensorflow.errors
         lost = (errors.UnavailableError, errors.AbortedError, errors.DeadlineExceededError)
         try:
             yield
@@ -246,36 +232,38 @@ class Devices:
             ) from error
 
     def trainer(self, kind: type[Any]) -> type[Any]:
-        """Return a class of trainers that works with several workers.
+        """Return a class of trainers that works with several devices.
 
-        Keras 3.15 does not (https://github.com/keras-team/keras/issues/20585): it looks for the shape of a batch in the
-        sum of those of all workers, and takes the mean of a step's results over their first axis, which they lack.
+        Keras 3.15 looks for the shapes of a batch in the sum of the devices' parts, which must be equal, and with
+        several workers (https://github.com/keras-team/keras/issues/20585) takes the mean of a step's results over their
+        first axis, which they lack.
         """
-        if self.worker is None:
+        if self.count == 1:
             return kind
         strategy = self.strategy
+        has_axis = self.worker is None
 
-        class WorkerTrainer(kind):  # type: ignore[misc]
+        def first_part(value: Any) -> Any:
+            return strategy.experimental_local_results(value)[0]
+
+        class DistributedTrainer(kind):  # type: ignore[misc]
             has_shapes = False
 
-            def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-                if self.has_shapes:
-                    return
-                self.has_shapes = True
-                batch = data_batch if iterator is None else next(next(iter(iterator))[2])
-                local_batch = keras().tree.map_structure(
-                    lambda value: strategy.experimental_local_results(value)[0], batch
-                )
-                with strategy.scope():
-                    self._symbolic_build(data_batch=local_batch)
+            def _maybe_symbolic_build(self, iterator: Any) -> None:
+                if not self.has_shapes:
+                    self.has_shapes = True
+                    batch = next(next(iter(iterator))[2])
+                    super()._maybe_symbolic_build(data_batch=keras().tree.map_structure(first_part, batch))
 
             def train_step(self, data: Any) -> Any:
-                return {name: value[None] for name, value in super().train_step(data).items()}
+                results = super().train_step(data)
+                return results if has_axis else {name: value[None] for name, value in results.items()}
 
             def test_step(self, data: Any) -> Any:
-                return {name: value[None] for name, value in super().test_step(data).items()}
+                results = super().test_step(data)
+                return results if has_axis else {name: value[None] for name, value in results.items()}
 
-        return WorkerTrainer
+        return DistributedTrainer
 
 
 def devices(execution: Execution) -> Devices:
@@ -298,29 +286,3 @@ def share_of_mean(losses: Any) -> Any:
     count = tensorflow.cast(tensorflow.size(losses), losses.dtype)
     total = tensorflow.distribute.get_replica_context().all_reduce("SUM", count)
     return tensorflow.reduce_sum(losses) / total
-
-
-@contextmanager
-def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
-    """Let XLA compile the steps of a trainer on one device, if `jit_compile` is set.
-
-    It is set after the trainer's `compile`, which ignores `jit_compile` where operations are deterministic.
-
-    Raises:
-        StageError: XLA cannot compile the step.
-    """
-    if not execution.jit_compile or execution.strategy != "one":
-        yield
-        return
-    import tensorflow
-
-    trainer._jit_compile = True
-    try:
-        yield
-    except (tensorflow.errors.InvalidArgumentError, tensorflow.errors.UnimplementedError) as error:
-        if "XLA" not in str(error):
-            raise
-        match = re.search(r"compile graph \S+ on \S+: (\w+)", str(error))
-        operation = f"the operation {match[1]}" if match else "the training step"
-        hint = "remove execution.jit_compile"
-        raise StageError(f"XLA cannot compile {operation} of this training", hint=hint) from error

@@ -9,7 +9,7 @@ from compress.core.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kin
 from compress.core.errors import StageError
 from compress.core.files import file_digest
 from compress.learning.context import Context, Need
-from compress.learning.procedures.settings import BY_MODEL, QuantizeSettings
+from compress.learning.procedures.settings import QuantizeSettings
 from compress.pipeline.stage import Stage
 from compress.tasks.base import Use
 
@@ -36,20 +36,17 @@ class Quantize(Stage, QuantizeSettings):
         return self.method == "qat" and self.engine == "coralline"
 
     def uses(self) -> tuple[Use, ...]:
-        """Return the methods of training, of its teacher, and of the choice of calibration samples."""
+        """Return the methods of training, and of its teacher."""
         uses: list[Use] = [*self.training_uses()]
         if self.engine == "tfmot":
             uses.append("tfmot qat")
         if self.qat.distill is not None:
             uses.append("qat teacher")
-        if self.calibration.select in BY_MODEL:
-            uses.append("selection by classes")
         return tuple(uses)
 
     def accepted_kinds(self) -> frozenset[Kind]:
-        """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
-        has_plan = self.plan is not None or self.scales_from is not None
-        layers = self.method == "qat" or has_plan or self.calibration.select in BY_MODEL
+        """Return the kinds of models: training and plans need layers."""
+        layers = self.method == "qat" or self.plan is not None or self.scales_from is not None
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def with_paths_from(self, folder: Path) -> Self:

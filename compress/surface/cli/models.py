@@ -263,7 +263,7 @@ def _add_inspect(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "inspect", "Show the contents of a compiled model", inspect)
     parser.add_argument("model", type=Path, help="a file written by edgetpu_compiler")
     against = "the .tflite file that it was compiled from, to compare"
-    parser.add_argument("--against", "--original", type=Path, metavar="MODEL", help=against)
+    parser.add_argument("--against", type=Path, metavar="MODEL", help=against)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -279,6 +279,8 @@ def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
     if options.out is not None and not options.explain:
         raise PipelineError("-o is for the page of --explain", hint="add --explain")
+    if options.against is not None and options.explain:
+        raise PipelineError("--explain reads the compiled file alone", hint="remove --against")
     shown = _explain(options) if options.explain else _inspect(options)
     show(shown.to_json(), shown.describe(), as_json=options.json)
     return 0
@@ -298,17 +300,9 @@ def _inspect(options: argparse.Namespace) -> InspectionResult:
 
 
 def _explain(options: argparse.Namespace) -> Explanation:
-    from compress import targets
-    from compress.model.tflite import graph
-    from compress.targets.edgetpu import schedule_comparison
     from darwinn import compiled_file, explainer
 
-    compiled = compiled_file.read(options.model)
-    if options.against is None:
-        explanation = explainer.explain(compiled, options.model.name)
-    else:
-        original, edgetpu = graph.read(options.against), targets.load("edgetpu")
-        explanation = schedule_comparison.explain(compiled, options.model.name, original, edgetpu)
+    explanation = explainer.explain(compiled_file.read(options.model), options.model.name)
     if options.out is not None:
         from compress.surface import explanation_page
 

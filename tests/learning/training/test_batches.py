@@ -14,7 +14,7 @@ from compress.data import rows
 from compress.data.types import Split
 from compress.learning.training import batches, loop
 from compress.learning.training.augmentation import Augment
-from compress.learning.training.batches import EpochSettings, Shares
+from compress.learning.training.batches import EpochSettings
 from compress.learning.training.loop import TrainingSettings
 from compress.tasks.classification import ClassificationHead
 
@@ -96,39 +96,30 @@ def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) 
         np.testing.assert_array_equal(one, other)
 
 
-EVERYTHING = Augment(shift=0.1, rotate=20, flip=True, brightness=0.2, contrast=0.2, erase=0.3, mixup=0.4)
-
-
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("augment", [Augment(), EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("data", [Blobs, Filed])
-def test_the_shares_of_all_workers_are_the_batches(keras: Any, tmp_path: Path, augment: Augment, data: Any) -> None:
-    inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")
-    targets = {"labels": Blobs().labels("train")}
+def test_augmentation_from_files_is_the_same(keras: Any, tmp_path: Path) -> None:
+    augment = Augment(shift=0.1, rotate=20, flip=True, brightness=0.2, contrast=0.2, erase=0.3, mixup=0.4)
     settings = EpochSettings(epochs=2, batch_size=21, augment=augment)  # 96 samples: the last batch has 12
-    all_batches = list(batches.batches(inputs, targets, settings, 5, 1).as_numpy_iterator())
-    assert [len(samples) for samples, _ in all_batches] == [21, 21, 21, 21, 12]
-    for parts in ([Shares(0, 1, 3), Shares(1, 2, 3)], [Shares(number, 1, 4) for number in range(4)]):
-        shared = [batches.batches(inputs, targets, settings, 5, 1, None, part).as_numpy_iterator() for part in parts]
-        for samples, fields in all_batches:
-            worker_batches = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.local)]
-            # The operator of the motions rounds differently for batches of other sizes.
-            np.testing.assert_allclose(np.concatenate([part for part, _ in worker_batches]), samples, atol=1e-5)
-            for name, values in fields.items():
-                np.testing.assert_array_equal(np.concatenate([part[name] for _, part in worker_batches]), values)
+    targets = {"labels": Blobs().labels("train")}
+    sources = (Blobs(), Filed(folder=tmp_path))
+    seen = [
+        list(batches.batches(data.inputs("train"), targets, settings, 5, 1).as_numpy_iterator()) for data in sources
+    ]
+    assert [len(samples) for samples, _ in seen[0]] == [21, 21, 21, 21, 12]
+    for (samples, fields), (same_samples, same_fields) in zip(*seen, strict=True):
+        np.testing.assert_array_equal(samples, same_samples)
+        for name in ("labels", "partner_labels", "share"):
+            np.testing.assert_array_equal(fields[name], same_fields[name])
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("data", [Blobs, Filed])
-def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_path: Path, data: Any) -> None:
+def test_validation_samples_in_batches(keras: Any, tmp_path: Path, data: Any) -> None:
     inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")[:50]
-    parts = [Shares(0, 1, 3), Shares(1, 2, 3)]
-    shared = [batches.held_out(inputs, np.arange(50), 12, part).as_numpy_iterator() for part in parts]
-    for _ in range(2):  # the samples repeat without end
-        worker_batches = [
-            next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.local)
-        ]
-        np.testing.assert_array_equal(np.concatenate([part for part, _ in worker_batches]), inputs)
+    held_out = list(batches.held_out(inputs, np.arange(50), in_batches=True).as_numpy_iterator())
+    assert [len(samples) for samples, _ in held_out] == [32, 18]
+    np.testing.assert_array_equal(np.concatenate([samples for samples, _ in held_out]), inputs)
+    np.testing.assert_array_equal(np.concatenate([targets for _, targets in held_out]), np.arange(50))
 
 
 @pytest.mark.tensorflow
@@ -136,6 +127,6 @@ def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_pa
 def test_no_tuning_thread_delays_the_end_of_a_training(keras: Any, tmp_path: Path, data: Any) -> None:
     inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")
     training = batches.batches(inputs, Blobs().labels("train"), EpochSettings(epochs=1), 0)
-    validation = batches.held_out(inputs, Blobs().labels("train"), 12, Shares(0, 1, 2))
+    validation = batches.held_out(inputs, Blobs().labels("train"), in_batches=True)
     assert not training.options().autotune.enabled
     assert not validation.options().autotune.enabled

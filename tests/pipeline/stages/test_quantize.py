@@ -25,8 +25,6 @@ from compress.learning.quantization import export
 from compress.learning.quantization.calibration import calibrate, divided
 from compress.learning.quantization.export import float_operators, refuse_mismatch
 from compress.learning.quantization.plan import read
-from compress.learning.quantization.settings import Calibration
-from compress.learning.training.subset import Subset
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.keras_graph import read as read_network
 from compress.model.ir.passes.fold import canonical
@@ -313,59 +311,25 @@ def test_the_stage_refuses_a_plan_of_another_model(keras: Any, tmp_path: Path) -
 # --- the choice of samples --------------------------------------------------------------
 
 
-class Looked(Blobs):
-    """Data of which only the training split may be read."""
-
-    def inputs(self, split: Split) -> Images:
-        assert split == "train"
-        return super().inputs(split)
-
-    def labels(self, split: Split) -> NDArray[np.int64]:
-        assert split == "train"
-        return super().labels(split)
-
-
-@pytest.mark.parametrize("select", ["balanced", "random", "stratified", "hardness", "coverage"])
-def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, select: str) -> None:
-    model = network(keras)
-    stage = PLAIN.model_copy(update={"calibration": Calibration(select=select), "calibration_samples": 16})  # type: ignore[arg-type]
-    facts = quantized(model, Blobs(), tmp_path, stage)
+def test_calibration_samples_are_the_same_number_of_each_class(keras: Any, tmp_path: Path) -> None:
+    facts = quantized(network(keras), Blobs(), tmp_path, PLAIN.model_copy(update={"calibration_samples": 16}))
     assert facts["calibration_samples"] == 16
-    assert ("calibration" in facts) == (select != "balanced")
-    if select != "balanced":
-        report = facts["calibration"]
-        assert (report["by"], report["samples"], report["of"]) == (select, 16, 96)
-    chosen, rest = divided(select, 16, model, Looked(), 0)
+    labels = Blobs().labels("train")
+    chosen, rest = divided(labels, 16, 0)
     assert sorted([*chosen, *rest]) == list(range(96))
-    assert len(chosen) == 16
-    if select != "random":
-        assert np.bincount(Blobs().labels("train")[chosen]).tolist() == [8, 8]
-    turns = Blobs().labels("train")[rest]
-    assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still alternate
+    assert np.bincount(labels[chosen]).tolist() == [8, 8]
+    assert np.bincount(labels[rest[:20]]).tolist() == [10, 10]  # classes still alternate
 
 
 def test_never_more_than_two_thirds_are_calibrated_with() -> None:
-    chosen, rest = divided("stratified", 1000, None, Looked(), 0)
+    chosen, rest = divided(Blobs().labels("train"), 1000, 0)
     assert (len(chosen), len(rest)) == (64, 32)
 
 
-def test_hardness_and_coverage_need_layers() -> None:
-    for select in ("hardness", "coverage"):
-        assert Kind.FLOAT_TFLITE not in Quantize(calibration=Calibration(select=select)).accepted_kinds()  # type: ignore[arg-type]
-    assert Kind.FLOAT_TFLITE in Quantize(calibration=Calibration(select="stratified")).accepted_kinds()
-
-
-def test_a_trained_model_needs_no_proxy() -> None:
-    with pytest.raises(ValidationError, match="the model is trained already; set `of: model`"):
-        Quantize(method="qat", subset=Subset(by="hardness", share=0.5))
-    Quantize(method="qat", subset=Subset(by="hardness", share=0.5, of="model"))
-
-
-def test_qat_on_a_part(keras: Any, tmp_path: Path) -> None:
-    part = Subset(by="hardness", share=0.5, of="model")
-    stage = PLAIN.model_copy(update={"method": "qat", "epochs": 1, "batch_size": 16, "subset": part})
-    facts = quantized(network(keras), Blobs(), tmp_path, stage)
-    assert (facts["subset"]["samples"], facts["subset"]["of"]) == (48, 96)
+def test_only_training_and_plans_need_layers() -> None:
+    assert Kind.FLOAT_TFLITE in Quantize().accepted_kinds()
+    for stage in (Quantize(method="qat"), Quantize(plan=Path("p.json")), Quantize(scales_from=Path("old.tflite"))):
+        assert Kind.FLOAT_TFLITE not in stage.accepted_kinds()
 
 
 def as_numbers(images: Images) -> Images:

@@ -251,7 +251,6 @@ def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
     [
         ({"epochs": 0}, "has none"),
         ({"early_stopping": 2}, "cannot be combined with early_stopping"),
-        ({"subset": {"by": "random", "share": 0.5}}, "cannot be combined with subset"),
     ],
 )
 def test_gradually_needs_a_whole_training(settings: dict[str, Any], part: str) -> None:
