@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_every_setting_changes_the_key(kind: type[Work], files: dict[str, Path])
         changed = {digest_of(work.model_copy(update={name: value}).identity()): value for value in values}
         without_effect += [(name, changed[digest]) for digest in changed if digest == key]
     assert without_effect == []
+
+
+@pytest.mark.parametrize("kind", CONCRETE, ids=[kind.__name__ for kind in CONCRETE])
+def test_a_file_elsewhere_has_the_same_key(kind: type[Work], files: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copyfile(files[name], tmp_path / name)
+    moved = {**files, **{name: tmp_path / name for name in ("first", "second")}}
+    assert digest_of(example(kind, moved).identity()) == digest_of(example(kind, files).identity())
 
 
 @pytest.mark.parametrize("kind", CONCRETE, ids=[kind.__name__ for kind in CONCRETE])
