@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.core.errors import DataError, reason_of
+from compress.core.files import file_digest
 from compress.core.measurement import Measurement, missing, proportion
 from compress.core.settings import Settings
 from compress.data.splits import spread
@@ -54,6 +55,12 @@ class RecognitionSettings(Settings):
     references: Annotated[int, Field(ge=0, le=100)] = 5
     """Number of training samples of each class whose embeddings are in the bundle. The device compares the photos of a
     new class with them."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings; of the folder of unknown images, only the images are read."""
+        if self.unknown is None:
+            return super().identity()
+        return {**super().identity(), "unknown": [file_digest(path) for path in unknown_files(self.unknown)]}
 
 
 @dataclass(frozen=True)

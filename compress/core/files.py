@@ -48,6 +48,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def content_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of all files in a folder."""
+    if not path.is_dir():
+        return file_digest(path)
+    files = (file for file in path.rglob("*") if file.is_file())
+    return digest_of({file.relative_to(path).as_posix(): file_digest(file) for file in files})
+
+
 def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
     """Return an error of the operating system as a message with advice; `folder` is used if the error has no path."""
     where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
+
+from compress.core.errors import ModelError
+from compress.core.files import content_digest
 
 
 class Settings(BaseModel):
     """Strict, frozen settings: unknown keys, wrong types, NaN and infinity are refused.
+
+    A setting of the type Path is a file or folder that is read. It is relative to the pipeline file, and the key of an
+    artifact depends on its content.
 
     The text below a field is its description; `manual` reads it from the code, since that takes
     longer than all else at start-up.
@@ -19,3 +29,45 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         defer_build=True,  # most settings are not used in most runs, and building costs start-up time
     )
+
+    def with_paths_from(self, folder: Path) -> Self:
+        """Return the same settings with relative paths resolved from `folder`."""
+        return self.model_copy(update={name: _resolved(value, folder) for name, value in self})
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values, with the contents of files instead of their paths.
+
+        Raises:
+            ModelError: a file cannot be read.
+        """
+        return {name: _plain(value) for name, value in self}
+
+
+def _resolved(value: Any, folder: Path) -> Any:
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, Settings):
+        return value.with_paths_from(folder)
+    if isinstance(value, tuple):
+        return tuple(_resolved(item, folder) for item in value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return _digest(value)
+    if isinstance(value, Settings):
+        return value.identity()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _digest(path: Path) -> str:
+    try:
+        return content_digest(path)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise ModelError(what, where=str(path), hint="check the path in the pipeline file") from error

@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -62,7 +62,7 @@ class Work(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings, for the key of the artifact."""
-        return self.model_dump(mode="json", exclude={"id"})
+        return {name: value for name, value in super().identity().items() if name != "id"}
 
 
 class Stage(Work):
@@ -78,11 +78,6 @@ class Stage(Work):
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""
-
-    def with_paths_from(self, folder: Path) -> Self:
-        """Return the stage with relative paths in its settings resolved from `folder`."""
-        del folder
-        return self
 
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of artifacts that the stage accepts with these settings."""

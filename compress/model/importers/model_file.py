@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import ModelError
-from compress.core.files import file_digest
 from compress.model.importers import KERAS_SUFFIXES, SUFFIXES
 
 if TYPE_CHECKING:
@@ -177,15 +176,6 @@ def check_runnable(file: ModelFile) -> None:
 
     if file.refused:
         raise conversion.refused_operators(file.content)
-
-
-def content_digest(path: Path) -> str:
-    """Return the digest of a file, or of a SavedModel folder."""
-    if not path.is_dir():
-        return file_digest(path)
-    from compress.model.importers.saved_model import saved_model_folder
-
-    return saved_model_folder.digest(path)
 
 
 def _read_keras(path: Path) -> ModelFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.distillation.teachers import Teacher
     from compress.tasks.base import Head
 
-ORIGINAL = Path("original")
+ORIGINAL: Literal["original"] = "original"
 
 
 class Distill(Stage, DistillSettings):
@@ -37,7 +37,7 @@ class Distill(Stage, DistillSettings):
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
     imports_tensorflow: ClassVar[bool] = True
 
-    teachers: tuple[Path, ...] = ()
+    teachers: tuple[Path | Literal["original"], ...] = ()
     """The teachers: model files (.keras, .h5, .onnx, .tflite, also quantized), SavedModel folders, or the word
     original, which is the default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
@@ -74,34 +74,17 @@ class Distill(Stage, DistillSettings):
         Raises:
             ModelError: there is no such file or builder, or it is not a model.
         """
-        paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
-        for path in paths:
-            if path != ORIGINAL:
-                _refuse_other(path)
-        if self.student is None:
-            return self.model_copy(update={"teachers": paths})
-        student = self.student.with_paths_from(folder)
-        loader = student.loader(Path(), trust=True)  # trust is checked when the stage runs
-        if loader.produces not in (Kind.KERAS, Kind.UNTRAINED):
-            raise ModelError(
-                f"cannot be trained: {loader.kind_reason()}", where="student", hint="choose another student"
-            )
-        return self.model_copy(update={"teachers": paths, "student": student})
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings with digests of files instead of their paths."""
-        from compress.model.importers import model_file
-
-        try:
-            digests = [path.name if path == ORIGINAL else model_file.content_digest(path) for path in self.teachers]
-        except OSError as error:
-            where = str(error.filename)
-            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check distill.teachers") from error
-        student = None
-        if self.student is not None:
-            loader = self.student.loader(Path(), trust=True)
-            student = {**loader.identity(), "version": loader.version, "environment": loader.environment()}
-        return {**super().identity(), "teachers": digests, "student": student}
+        stage = super().with_paths_from(folder)
+        for teacher in stage.teachers:
+            if teacher != ORIGINAL:
+                _refuse_other(teacher)
+        if stage.student is not None:
+            loader = stage.student.loader(Path(), trust=True)  # trust is checked when the stage runs
+            if loader.produces not in (Kind.KERAS, Kind.UNTRAINED):
+                raise ModelError(
+                    f"cannot be trained: {loader.kind_reason()}", where="student", hint="choose another student"
+                )
+        return stage
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Train the student; return the history, the names of the teachers, and when they ran."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.core.errors import ModelError
+from compress.core.files import content_digest
 from compress.learning.context import Context, Need
 from compress.learning.procedures import ModelResult
 from compress.learning.procedures.settings import DetectorSettings, HeadSettings
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 Argument = bool | int | float | str | tuple[int | float, ...]
 """An argument of a builder's function."""
-OF_DETECTORS = tuple(DetectorSettings.model_fields)
-"""Settings of detectors; they do not belong to the key of other models."""
 
 
 class _Load(Stage, DetectorSettings):
-    """The common base of the stages that load a model: the content of the file is part of the key."""
+    """The common base of the stages that load a model: each from a file."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
@@ -39,28 +37,8 @@ class _Load(Stage, DetectorSettings):
     """The file."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of the file instead of its path."""
-        return {
-            **self.model_dump(mode="json", exclude={"id", "path", "problems", *OF_DETECTORS}),
-            **{name: getattr(self, name) for name in OF_DETECTORS if getattr(self, name)},
-            "sha256": _digest(self.path, "model"),
-            "way": type(self).__name__,
-        }
-
-
-def _digest(path: Path, setting: str) -> str:
-    """Return the digest of a model file or folder that a setting names.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
-    from compress.model.importers import model_file
-
-    try:
-        return model_file.content_digest(path)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ModelError(what, where=str(path), hint=f"check {setting}") from error
+        """Return the settings, and the name of the class: a file can be loaded in several ways."""
+        return {**super().identity(), "way": type(self).__name__}
 
 
 class LoadKerasModel(_Load):
@@ -98,19 +76,8 @@ class Build(LoadKerasModel):
     """The file of a trained model, whose weights are copied."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of files instead of their paths."""
-        settings = super().identity()
-        if not self.arguments:
-            del settings["arguments"]
-        imports = builders.imported_files(self.path)
-        if imports:
-            settings["imports"] = [_digest(file, "model.builder") for file in imports]
-        for name in ("backbone", "weights"):
-            path = getattr(self, name)
-            del settings[name]
-            if path is not None:
-                settings[name] = _digest(path, f"model.{name}")
-        return settings
+        """Return the settings, with the contents of the files that the builder imports."""
+        return {**super().identity(), "imports": [content_digest(file) for file in builders.imported_files(self.path)]}
 
     def load(self, context: Context) -> ModelResult:
         """Run the builder for the data's shape and classes."""
@@ -137,10 +104,6 @@ class _FromFile(LoadKerasModel):
 
     shapes: dict[str, list[int]] = {}
     """Shapes of the dynamic inputs of an .onnx file, by name."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings without empty shapes."""
-        return {name: value for name, value in super().identity().items() if name != "shapes" or value}
 
 
 class NewHead(_FromFile):

@@ -92,6 +92,11 @@ class Origin(Settings):
             paths["builder"] = str(folder / self.builder)
         return self.model_copy(update=paths)
 
+    def identity(self) -> dict[str, Any]:
+        """Return what the key of the model depends on, if its paths are resolved."""
+        loader = self.loader(Path(), trust=True)
+        return {**loader.identity(), "version": loader.version, "environment": loader.environment()}
+
     def loader(self, folder: Path, *, trust: bool) -> Stage:
         """Return the stage that loads or builds the model.
 

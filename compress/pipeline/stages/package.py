@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from compress.bundling import runner_pyz
 from compress.bundling.packing import Packing, outputs_phase, pack
-from compress.bundling.recognition import RecognitionSettings, unknown_files
+from compress.bundling.recognition import RecognitionSettings
 from compress.core.artifact import (
     BUNDLE_FILE,
     MODEL_COMPILED,
@@ -23,7 +23,6 @@ from compress.core.artifact import (
     Kind,
 )
 from compress.core.errors import StageError
-from compress.core.files import file_digest
 from compress.core.resources import __version__
 from compress.learning.context import Context, Need
 from compress.model.tflite import graph
@@ -65,21 +64,6 @@ class Package(Stage):
     def needs_samples(self) -> bool:
         """Return False: any samples show whether a device computes the same."""
         return False
-
-    def with_paths_from(self, folder: Path) -> Self:
-        """Return the stage with the folder of `recognition.unknown` relative to `folder`."""
-        if self.recognition.unknown is None:
-            return self
-        changed = self.recognition.model_copy(update={"unknown": folder / self.recognition.unknown})
-        return self.model_copy(update={"recognition": changed})
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of the images of `recognition.unknown` instead of their folder."""
-        settings = super().identity()
-        if self.recognition.unknown is None:
-            return settings
-        digests = [file_digest(path) for path in unknown_files(self.recognition.unknown)]
-        return {**settings, "recognition": {**settings["recognition"], "unknown": digests}}
 
     def uses(self) -> tuple[Use, ...]:
         """Return package: the device must be able to read the outputs of the task."""

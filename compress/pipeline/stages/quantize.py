@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
-from compress.core.errors import StageError
-from compress.core.files import file_digest
 from compress.learning.context import Context, Need
 from compress.learning.procedures.settings import QuantizeSettings
 from compress.pipeline.stage import Stage
 from compress.tasks.base import Use
-
-FILES = ("plan", "scales_from")
-"""Settings that are files."""
 
 
 class Quantize(Stage, QuantizeSettings):
@@ -48,24 +42,6 @@ class Quantize(Stage, QuantizeSettings):
         """Return the kinds of models: training and plans need layers."""
         layers = self.method == "qat" or self.plan is not None or self.scales_from is not None
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
-
-    def with_paths_from(self, folder: Path) -> Self:
-        """Return the stage with the paths of its files relative to `folder`."""
-        files = {name: path for name in FILES if (path := getattr(self, name)) is not None}
-        return self.model_copy(update={name: folder / path for name, path in files.items()})
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings, with the contents of files instead of their paths."""
-        settings = super().identity()
-        for name in FILES:
-            path = getattr(self, name)
-            try:
-                settings |= {} if path is None else {name: file_digest(path)}
-            except OSError as error:
-                raise StageError(
-                    f"the file cannot be read: {error.strerror}", where=str(path), hint=f"check quantize.{name}"
-                ) from error
-        return settings
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the int8 model and the plan; return facts about the candidates."""

@@ -15,6 +15,7 @@ import pytest
 
 from compress.core import sandbox
 from compress.core.errors import ModelError, UntrustedError
+from compress.core.files import content_digest
 from compress.model.importers import model_file
 from compress.model.importers.keras import keras2
 from compress.model.importers.saved_model import conversion, saved_model_folder
@@ -220,13 +221,13 @@ def test_no_operator_on_the_list_reaches_out() -> None:
 
 def test_the_digest_is_of_every_file(written: Make) -> None:
     path = written(serving_default=dense)
-    before = saved_model_folder.digest(path)
+    before = content_digest(path)
     (path / "assets" / "note").parent.mkdir(exist_ok=True)
     (path / "assets" / "note").write_text("a")
-    with_note = saved_model_folder.digest(path)
+    with_note = content_digest(path)
     os.replace(path / "assets" / "note", path / "assets" / "other")
-    assert len({before, with_note, saved_model_folder.digest(path)}) == 3
-    assert stage_for(path).identity()["sha256"] == saved_model_folder.digest(path)
+    assert len({before, with_note, content_digest(path)}) == 3
+    assert stage_for(path).identity()["path"] == content_digest(path)
 
 
 def test_damaged_and_hostile_folders(written: Make, tmp_path: Path) -> None:

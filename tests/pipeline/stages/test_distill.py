@@ -84,7 +84,7 @@ def test_files_and_the_original_teach_features_and_scores(
     saved(keras, tmp_path / "big.keras", 12)
     (tmp_path / "int8.tflite").write_bytes(tiny.classifier((8, 8, 1), classes=2))
     stage = Distill(
-        teachers=(Path("big.keras"), Path("original"), Path("int8.tflite")),
+        teachers=(Path("big.keras"), "original", Path("int8.tflite")),
         teacher_weights=(2.0, 1.0, 0.5),
         features=Features(),
         **QUICK,
@@ -147,7 +147,7 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
         return Distill(**way(name)).with_paths_from(tmp_path).identity()
 
     def taught(name: str) -> Facts:
-        return {"teachers": (Path(name), Path("original"))}
+        return {"teachers": (Path(name), "original")}
 
     def learning(name: str) -> Facts:
         return {"student": Origin(file=name)}
@@ -157,7 +157,7 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
     (tmp_path / "a.keras").write_text("1")
     stage = Distill(teachers=(Path("a.keras"),)).with_paths_from(tmp_path)
     (tmp_path / "a.keras").unlink()
-    with pytest.raises(ModelError, match=r"a.keras: cannot be read: No such file or directory; check distill.teachers"):
+    with pytest.raises(ModelError, match=r"a.keras: cannot be read: No such file or directory; check the path"):
         stage.identity()
 
 

@@ -242,7 +242,7 @@ def test_a_plan_of_training_with_rounding_says_whose_it_is(
 def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
     keys = [stage_with_plan({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
     assert keys[0] == keys[1] != keys[2]
-    with pytest.raises(StageError, match="cannot be read: No such file"):
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
         Quantize(plan=Path("nowhere.json")).with_paths_from(tmp_path).identity()
 
 

@@ -9,7 +9,6 @@ Source: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.pro
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -147,15 +146,6 @@ def files(path: Path) -> dict[str, Path]:
         if len(paths) > MOST_FILES:
             raise refusal(path, f"has more than {MOST_FILES:,} files")
     return paths
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 over all files of the folder and their names."""
-    total = hashlib.sha256()
-    for name, file in files(path).items():
-        with file.open("rb") as stream:
-            total.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
 
 
 def read(path: Path) -> Content:
