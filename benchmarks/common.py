@@ -32,7 +32,7 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     result = make()
     if "dirty" not in path.name:
         path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
+        files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
     return result
 
 

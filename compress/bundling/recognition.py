@@ -58,9 +58,10 @@ class RecognitionSettings(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings; of the folder of unknown images, only the images are read."""
+        identity = Settings.identity(self.model_copy(update={"unknown": None}))
         if self.unknown is None:
-            return super().identity()
-        return {**super().identity(), "unknown": [file_digest(path) for path in unknown_files(self.unknown)]}
+            return identity
+        return {**identity, "unknown": [file_digest(path) for path in unknown_files(self.unknown)]}
 
 
 @dataclass(frozen=True)

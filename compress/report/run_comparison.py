@@ -202,7 +202,10 @@ def _values(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
     for metric in metrics:
         if not any(metric.name in of_run for of_run in known):
             continue
-        values = tuple(of_run.get(metric.name, missing(metric.unit, "no value was recorded")) for of_run in known)
+        values = tuple(
+            of_run.get(metric.name, missing(metric.unit, _reason(record, metric)))
+            for of_run, record in zip(known, records, strict=True)
+        )
         differences = tuple(
             _paired(first, record, metric) or _difference(values[0], value)
             for record, value in zip(others, values[1:], strict=True)
@@ -210,14 +213,24 @@ def _values(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
         yield ComparedValues(metric.name, metric.label, metric.unit, metric.higher_is_better, values, differences)
 
 
+def _reason(record: RunRecord, metric: Metric) -> str:
+    """Return why a run has no value of a quantity."""
+    if metric not in (*record.metrics, *SIZES):
+        return "not predicted"
+    return "no value was recorded" if record.models else "the run ended before the models were compared"
+
+
 def _measurements(record: RunRecord) -> dict[str, Measurement]:
-    """Return the finite measurements of the result, and the predictions for it, by name."""
+    """Return the measurements of the result, and the predictions for it, by name."""
     found = dict(record.models.result.measurements) if record.models else {}
     if record.placement is not None:
         found |= {host: latency.measurement for host, latency in record.placement.expected_latency.items()}
         sizes = {metric.name: getattr(record.placement, metric.name) for metric in MEMORY}
         found |= {name: Measurement(size, "bytes", "predicted") for name, size in sizes.items() if size is not None}
-    return {name: measurement for name, measurement in found.items() if _is_finite(measurement)}
+    return {
+        name: measurement if _is_finite(measurement) else missing(measurement.unit, "no finite value was recorded")
+        for name, measurement in found.items()
+    }
 
 
 def _is_finite(measurement: Measurement) -> bool:

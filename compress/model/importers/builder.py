@@ -75,16 +75,19 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
 
 
 def known_arguments(path: Path, function: str) -> list[str] | None:
-    """Return the arguments that a pipeline file can set for a builder's function; None if it takes any argument.
+    """Return the arguments that a pipeline file can set for a builder's function.
+
+    None if the function takes any argument, or the file does not define it with `def`.
 
     Raises:
         ModelError: the file is not a Python program.
     """
+    known = None
     for node in _parsed(path).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
+        if isinstance(node, ast.FunctionDef) and node.name == function:  # the last definition counts
             arguments = (*node.args.args[2:], *node.args.kwonlyargs)
-            return [argument.arg for argument in arguments if argument.arg != "trained"]
-    return None
+            known = None if node.args.kwarg else [name.arg for name in arguments if name.arg != "trained"]
+    return known
 
 
 def imported_files(path: Path) -> list[Path]:

@@ -88,7 +88,7 @@ def empty(network: Network) -> list[str]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The zeros and clusters of one kernel.
+    """The zeros and clusters of one kernel, which quantization-aware training must keep.
 
     Attributes:
         codes: shaped like the kernel; weights of one code stay equal, those of code 0 stay 0.
