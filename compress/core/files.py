@@ -21,6 +21,10 @@ from compress.core.errors import StoreError
 if TYPE_CHECKING:
     import numpy as np
 
+SAVED_MODEL = "saved_model.pb"
+"""The file by which the folder of a SavedModel is recognized."""
+MOST_FILES = 1000
+"""A SavedModel has about ten files; a folder of millions would be listed for minutes."""
 NUMPY_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -49,11 +53,24 @@ def file_digest(path: Path) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of all files in a folder."""
+    """Return the SHA-256 of a file, or of the names and contents of all files in the folder of a SavedModel.
+
+    Raises:
+        OSError: a file cannot be read, or the folder is another one, or has links or too many files.
+    """
     if not path.is_dir():
         return file_digest(path)
-    files = (file for file in path.rglob("*") if file.is_file())
-    return digest_of({file.relative_to(path).as_posix(): file_digest(file) for file in files})
+    if not (path / SAVED_MODEL).is_file():
+        raise OSError(errno.EISDIR, f"a folder without {SAVED_MODEL}", str(path))
+    digests = {}
+    for number, file in enumerate(path.rglob("*")):
+        if number == MOST_FILES:
+            raise OSError(errno.EFBIG, f"more than {MOST_FILES:,} files and folders", str(path))
+        if file.is_symlink():
+            raise OSError(errno.ELOOP, f"{file.name} is a link", str(path))
+        if file.is_file():
+            digests[file.relative_to(path).as_posix()] = file_digest(file)
+    return digest_of(digests)
 
 
 def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:

@@ -40,7 +40,7 @@ class Settings(BaseModel):
         Raises:
             ModelError: a file cannot be read.
         """
-        return {name: _plain(value) for name, value in self}
+        return {name: _plain(name, value) for name, value in self}
 
 
 def _resolved(value: Any, folder: Path) -> Any:
@@ -48,26 +48,29 @@ def _resolved(value: Any, folder: Path) -> Any:
         return folder / value
     if isinstance(value, Settings):
         return value.with_paths_from(folder)
-    if isinstance(value, tuple):
-        return tuple(_resolved(item, folder) for item in value)
+    if isinstance(value, Mapping):
+        return {name: _resolved(item, folder) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_resolved(item, folder) for item in value)
     return value
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    """Return a value of the setting with a name as plain JSON values."""
     if isinstance(value, Path):
-        return _digest(value)
+        return _digest(name, value)
     if isinstance(value, Settings):
         return value.identity()
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {key: _plain(name, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(name, item) for item in value]
     return value
 
 
-def _digest(path: Path) -> str:
+def _digest(name: str, path: Path) -> str:
     try:
         return content_digest(path)
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise ModelError(what, where=str(path), hint="check the path in the pipeline file") from error
+        raise ModelError(what, where=str(path), hint=f"check the setting {name}") from error

@@ -142,7 +142,7 @@ class PipelineKeys(Settings):
     budget: Budget = Budget()
     """Limits for the result."""
     execution: Execution = Execution()
-    """How training runs on this machine: devices, profile."""
+    """The devices of a training, and whether its time is measured."""
     recipe: Literal["auto"] | None = None
     """auto: try recipes after the `stages`, from the cheapest to the most expensive, until one meets the budget."""
     search: SearchSettings | None = None

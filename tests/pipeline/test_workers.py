@@ -34,9 +34,13 @@ MULTI = {"strategy": "multi_worker"}
                 ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1"]}, {"type": "worker", "index": 0}),
                 ({"worker": 7}, {"type": "worker", "index": 0}),
+                ({"worker": "a:"}, {"type": "worker", "index": 0}),
+                ({"worker": ["a:1", "a"]}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1", "a:1"]}, {"type": "worker", "index": 0}),
                 ({"worker": ["a:1", "b:1"]}, {"type": "chief", "index": 0}),
                 ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 2}),
+                ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": -1}),
+                ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 0.5}),
                 ({"worker": ["a:1", "b:1"]}, {"type": "worker"}),
             ]
         ),

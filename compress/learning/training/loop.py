@@ -290,7 +290,8 @@ class _Training:
         targets = {split: _targets(context.data, loss, split) for split in splits}
         count = len(targets["train"]["labels"])
         devices = strategies.devices(context.execution)
-        devices.refuse(count, settings.batch_size, settings.gradient_accumulation, settings.precision)
+        validation = len(targets["validation"]["labels"])
+        devices.refuse(count, validation, settings.batch_size, settings.gradient_accumulation, settings.precision)
         steps = settings.batches_per_epoch(count)
         loss = _mixed(_weighted(loss, settings, context.data), settings)
         return cls(model, loss, settings, context, devices, targets, steps)

@@ -45,7 +45,8 @@ def worker(execution: Execution) -> int | None:
         addresses = content["cluster"]["worker"]
         task = content["task"]
         is_worker = list(content["cluster"]) == ["worker"] and task["type"] == "worker"
-        if is_worker and len({*addresses}) == len(addresses) > 1 and 0 <= task["index"] < len(addresses):
+        has_addresses = len({*addresses}) == len(addresses) > 1 and all(":" in address for address in addresses)
+        if is_worker and has_addresses and task["index"] in range(len(addresses)):
             return int(task["index"])
     except (ValueError, KeyError, TypeError, RecursionError):
         pass  # the message below says what the variable needs
@@ -142,8 +143,10 @@ class Devices:
 
         return self.strategy.distribute_datasets_from_function(divided)
 
-    def refuse(self, samples: int, batch_size: int, accumulated: int, precision: str) -> None:
+    def refuse(self, samples: int, validation: int, batch_size: int, accumulated: int, precision: str) -> None:
         """Refuse batches that leave a device without samples for its batch norms, and what Keras cannot do.
+
+        `samples` and `validation` are the numbers of samples for training and for validation.
 
         Raises:
             StageError: a setting is refused.
@@ -151,15 +154,20 @@ class Devices:
         smallest = samples % batch_size or min(samples, batch_size)
         if smallest < self.count:
             raise StageError(
-                f"batch_size: {batch_size} of {samples} samples leaves a batch of {smallest} for {self.count} devices",
+                f"batch_size: {batch_size} divides {samples} training samples so that one batch has {smallest}, which "
+                f"are fewer than the {self.count} devices",
                 allowed=f"sizes that leave no batch with fewer than {self.count} samples",
             )
+        if validation < self.count:
+            raise StageError(f"{validation} validation samples are fewer than the {self.count} devices")
         if self.count > 1 and accumulated > 1:  # Keras cannot exchange gradients inside a condition
             raise StageError("gradient_accumulation cannot be used on several devices", hint="raise batch_size")
         if self.count > 1 and precision == "mixed_float16":
             # Keras' LossScaleOptimizer skips a step whose gradients overflow, and each device decides that alone: of
             # several workers, one would wait without end for a worker that skips the step.
-            raise StageError(f"precision: {precision} cannot be used on several devices", allowed="mixed_bfloat16")
+            raise StageError(
+                f"precision: {precision} cannot be used on several devices", allowed="float32, mixed_bfloat16"
+            )
 
     def start_together(self, what_is_trained: Callable[[], Any], variables: Sequence[Any]) -> None:
         """Check that all workers train the same, and set the weights to the mean of theirs, which differ by rounding.
@@ -236,18 +244,33 @@ class Devices:
 
         Keras 3.15 looks for the shapes of a batch in the sum of the devices' parts, which must be equal, and with
         several workers (https://github.com/keras-team/keras/issues/20585) takes the mean of a step's results over their
-        first axis, which they lack.
+        first axis, which they lack. It multiplies the loss of each device by the number of devices, and then weights it
+        by the samples of that device: parts of different sizes would count twice.
         """
         if self.count == 1:
             return kind
+        import tensorflow
+
         strategy = self.strategy
         has_axis = self.worker is None
 
         def first_part(value: Any) -> Any:
             return strategy.experimental_local_results(value)[0]
 
+        class BatchLoss(keras().metrics.Mean):  # type: ignore[misc]
+            """The mean of the losses of batches, in which every device has the same weight (`share_of_mean`)."""
+
+            def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+                replica = tensorflow.distribute.get_replica_context()
+                weight = replica.all_reduce("MEAN", tensorflow.cast(sample_weight, "float32"))
+                return super().update_state(values, weight)
+
         class DistributedTrainer(kind):  # type: ignore[misc]
             has_shapes = False
+
+            def compile(self, *arguments: Any, **named: Any) -> None:
+                super().compile(*arguments, **named)
+                self._loss_tracker = BatchLoss(name="loss")
 
             def _maybe_symbolic_build(self, iterator: Any) -> None:
                 if not self.has_shapes:

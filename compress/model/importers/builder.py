@@ -48,7 +48,11 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
             hint=nearest(builder, names()),
         )
     path = folder / file
-    if not path.is_file():
+    try:
+        exists = path.is_file()
+    except OSError as error:  # a name that is too long, for example
+        raise ModelError(f"the file {path} cannot be read: {error.strerror}", hint="check the path") from error
+    if not exists:
         raise ModelError(f"the file {path} does not exist", hint="check the path")
     if not trust:
         raise UntrustedError(
@@ -130,7 +134,7 @@ def _imported_names(path: Path) -> set[str]:
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: deep expressions
         raise ModelError(f"cannot be read: {reason_of(error)}", where=str(path)) from error
 
 

@@ -10,7 +10,8 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import CorallineError, PipelineError, listing, nearest, shown
@@ -36,6 +37,9 @@ Values = Mapping[str, Any]
 """Chosen values by the name of the setting."""
 Check = Callable[[Document], object]
 """Checks a pipeline file, and raises a CorallineError if it is invalid."""
+KnownArguments = Mapping[str, frozenset[str] | None]
+"""The arguments that each builder of a search has, by the name of the builder; None for any argument. It is empty for a
+search that does not vary the builder."""
 
 
 @dataclass(frozen=True)
@@ -145,24 +149,30 @@ class Space:
     Attributes:
         document: the pipeline file.
         dimensions: the settings; the stages and the builder, on which others depend, come first.
+        arguments: the arguments of the builders, if the builder is varied.
     """
 
     document: Document
     dimensions: tuple[Dimension, ...]
+    arguments: KnownArguments = field(default_factory=dict)
 
-    @property
+    @cached_property
     def count(self) -> int | None:
         """The number of combinations; None if there is a range of real numbers."""
-        deciding = [d for d in self.dimensions if isinstance(d, Choices) and d.key in (STAGES, BUILDER_KEY)]
-        settings = [dimension for dimension in self.dimensions if dimension not in deciding]
-        total = 0
-        for values in itertools.product(*(dimension.values for dimension in deciding)):
-            chosen = dict(zip([dimension.key for dimension in deciding], values, strict=True))
-            counts = [_count(dimension) for dimension in settings if self._is_active(dimension, chosen)]
-            if None in counts:
-                return None
-            total += math.prod(count for count in counts if count is not None)
-        return total
+        if any(_count(dimension) is None for dimension in self.dimensions):
+            return None
+        in_stages = [d for d in self.dimensions if d.location[0] == STAGES and d.key != STAGES]
+        arguments = [d for d in self.dimensions if _is_argument(d.location)]
+        others = [d for d in self.dimensions if d.key not in (STAGES, BUILDER_KEY)]
+        others = [d for d in others if d not in (*in_stages, *arguments)]
+        return self._combinations(STAGES, in_stages) * self._combinations(BUILDER_KEY, arguments) * _product(others)
+
+    def _combinations(self, key: str, dependent: Sequence[Dimension]) -> int:
+        """Return the number of combinations of a setting with those settings that depend on its value."""
+        deciding = next((d for d in self.dimensions if d.key == key and isinstance(d, Choices)), None)
+        if deciding is None:
+            return _product(dependent)
+        return sum(_product([d for d in dependent if self._is_active(d, {key: value})]) for value in deciding.values)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """Return the values that a trial chooses.
@@ -185,8 +195,8 @@ class Space:
         return values
 
     def _is_active(self, dimension: Dimension, values: Values) -> bool:
-        if dimension.location[:2] == ARGUMENTS and BUILDER_KEY in values:
-            return takes_argument(self.document, values[BUILDER_KEY], str(dimension.location[2]))
+        if _is_argument(dimension.location) and BUILDER_KEY in values:
+            return _takes(self.arguments[values[BUILDER_KEY]], dimension.location)
         if dimension.location[0] != STAGES or len(dimension.location) == 1 or STAGES not in values:
             return True
         names = stage_names(self.document.value)
@@ -206,7 +216,8 @@ class Space:
 
     def with_values(self, values: Values, name: str) -> Document:
         """Return the pipeline file with values, under a name, and without its search."""
-        content = edited(self.document, {d.location: values[d.key] for d in self.dimensions if d.key in values})
+        edits = {d.location: values[d.key] for d in self.dimensions if d.key in values}
+        content = edited(self.document, edits, self.arguments)
         content = {key: value for key, value in content.items() if key != "search"} | {"name": name}
         return Document(self.document.path, content, self.document.lines)
 
@@ -216,6 +227,21 @@ def _count(dimension: Dimension) -> int | None:
         return len(dimension.values)
     step = dimension.step or (1 if dimension.integer else None)
     return None if step is None else round((dimension.high - dimension.low) / step) + 1
+
+
+def _product(dimensions: Sequence[Dimension]) -> int:
+    """Return the number of combinations of settings that have no real numbers."""
+    return math.prod(_count(dimension) or 0 for dimension in dimensions)
+
+
+def _is_argument(location: Location) -> bool:
+    """Whether a location is that of one argument of the builder."""
+    return location[:2] == ARGUMENTS and len(location) > len(ARGUMENTS)
+
+
+def _takes(known: frozenset[str] | None, location: Location) -> bool:
+    """Whether a builder with these arguments has the one at a location."""
+    return known is None or location[len(ARGUMENTS)] in known
 
 
 def _value_at(content: Any, location: Location) -> Any:
@@ -240,22 +266,10 @@ def stage_names(content: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def takes_argument(document: Document, builder: str, argument: str) -> bool:
-    """Return whether a builder that a pipeline file can name has an argument.
-
-    Raises:
-        ModelError: the builder is unknown, or it is not a Python program.
-        UntrustedError: the builder is a custom file, and the pipeline file does not trust it.
-    """
-    trust = document.value["model"].get("trust", False)
-    known = builders.known_arguments(*builders.find(builder, document.path.parent, trust=trust))
-    return known is None or argument in known
-
-
-def edited(document: Document, edits: Mapping[Location, Any]) -> dict[str, Any]:
+def edited(document: Document, edits: Mapping[Location, Any], arguments: KnownArguments) -> dict[str, Any]:
     """Return the content of a pipeline file with other values; an order of stages is applied last.
 
-    Another builder keeps only those arguments of the file that it has.
+    Another builder keeps only those arguments that it has.
     """
     result: dict[str, Any] = copy.deepcopy(dict(document.value))
     names = stage_names(document.value)
@@ -263,11 +277,10 @@ def edited(document: Document, edits: Mapping[Location, Any]) -> dict[str, Any]:
     for location, value in edits.items():
         if location != (STAGES,):
             _set(result, location, value)
-    if isinstance(edits.get(BUILDER), str):
-        arguments = result["model"].get("arguments", {})
-        result["model"]["arguments"] = {
-            name: value for name, value in arguments.items() if takes_argument(document, edits[BUILDER], name)
-        }
+    known = arguments.get(edits[BUILDER]) if isinstance(edits.get(BUILDER), str) else None
+    if known is not None:
+        kept = result["model"].get("arguments", {})
+        result["model"]["arguments"] = {name: value for name, value in kept.items() if name in known}
     if (STAGES,) in edits:
         result[STAGES] = [result[STAGES][names.index(name)] for name in edits[(STAGES,)]]
     return result
@@ -299,17 +312,39 @@ def read_space(document: Document, check: Check) -> Space:
         PipelineError: a setting does not exist, or a value is invalid for it; with the line.
     """
     node = document.root.child("search").child("settings")
+    arguments = _arguments_of_builders(node.child(BUILDER_KEY)) if BUILDER_KEY in node.value else {}
     keys = sorted(node.value, key=lambda key: key not in (STAGES, BUILDER_KEY))
-    dimensions = [_dimension(node, key, check) for key in keys]
+    dimensions = [_dimension(node, key, check, arguments) for key in keys]
     for first, second in itertools.permutations(dimensions, 2):
         if first.location == second.location:
             raise node.error("the setting has two names here", second.key, hint="remove one")
         if first.location != (STAGES,) and first.location == second.location[: len(first.location)]:
             raise node.error(f"{first.key!r} has a value for it, too", second.key, hint="remove one of them")
-    return Space(document, tuple(dimensions))
+    return Space(document, tuple(dimensions), arguments)
 
 
-def _dimension(node: DocumentNode, key: str, check: Check) -> Dimension:
+def _arguments_of_builders(entry: DocumentNode) -> KnownArguments:
+    """Return the arguments of the builders that a search chooses from; values that are no text are refused later.
+
+    Raises:
+        PipelineError: a builder does not exist, or is not a Python program; with the line.
+    """
+    document = entry.document
+    choices = entry.value[:MAX_CHOICES] if isinstance(entry.value, list) else []
+    arguments: dict[str, frozenset[str] | None] = {}
+    for index, builder in enumerate(choices):
+        if not isinstance(builder, str):
+            continue
+        trust = document.value["model"].get("trust", False)
+        try:
+            known = builders.known_arguments(*builders.find(builder, document.path.parent, trust=trust))
+        except CorallineError as error:
+            raise _unusable(entry, builder, (index,), error) from error
+        arguments[builder] = None if known is None else frozenset(known)
+    return arguments
+
+
+def _dimension(node: DocumentNode, key: str, check: Check, arguments: KnownArguments) -> Dimension:
     location = _location(node, key)
     entry = node.child(key)
     if isinstance(entry.value, list):
@@ -321,37 +356,48 @@ def _dimension(node: DocumentNode, key: str, check: Check) -> Dimension:
         dimension = _range(entry, key, location)
     else:
         raise entry.error(f"{shown(entry.value)} is not a range or a list", allowed="{from: 0.3, to: 0.9}, or [a, b]")
+    builder = _builder_with(entry, location, arguments)
     for position, value in dimension.to_check:
-        _check_value(entry, location, value, position, check)
+        _check_value(entry, {location: value} | builder, arguments, position, check)
     if isinstance(dimension, Range):
         return _with_numbers(dimension, entry, check)
     return replace(dimension, values=tuple(sorted(dimension.values))) if dimension.is_ordered else dimension
 
 
-def _check_value(entry: DocumentNode, location: Location, value: Any, position: Location, check: Check) -> None:
-    """Check the pipeline with a value.
+def _check_value(
+    entry: DocumentNode, edits: Mapping[Location, Any], arguments: KnownArguments, position: Location, check: Check
+) -> None:
+    """Check the pipeline with a value, the first one of the edits.
 
     Raises:
         PipelineError: the value is invalid.
     """
     document = entry.document
     try:
-        edits = {location: value} | _builder_with(document, location)
-        check(Document(document.path, edited(document, edits), document.lines))
+        check(Document(document.path, edited(document, edits, arguments), document.lines))
     except CorallineError as error:
-        what = f"{shown(value)} cannot be used: {error.what}"
-        raise entry.error(what, *position, allowed=error.allowed, hint=error.hint) from error
+        raise _unusable(entry, next(iter(edits.values())), position, error) from error
 
 
-def _builder_with(document: Document, location: Location) -> dict[Location, str]:
-    """Return an edit to the first builder of the search that has an argument; none where nothing has to be edited."""
-    choices = document.value["search"]["settings"].get(BUILDER_KEY, ())
-    if location[:2] != ARGUMENTS or not isinstance(choices, list):
+def _unusable(entry: DocumentNode, value: Any, position: Location, error: CorallineError) -> PipelineError:
+    """Return the error for a value that a search cannot use."""
+    what = f"{shown(value)} cannot be used: {error.what}"
+    return entry.error(what, *position, allowed=error.allowed, hint=error.hint)
+
+
+def _builder_with(entry: DocumentNode, location: Location, arguments: KnownArguments) -> dict[Location, Any]:
+    """Return an edit to the first builder of the search that has an argument; none where nothing has to be edited.
+
+    Raises:
+        PipelineError: no builder of the search has the argument.
+    """
+    if not arguments or not _is_argument(location):
         return {}
-    for builder in choices:
-        if isinstance(builder, str) and takes_argument(document, builder, str(location[2])):
+    for builder, known in arguments.items():
+        if _takes(known, location):
             return {BUILDER: builder}
-    return {}
+    names = {name for known in arguments.values() for name in known or ()}
+    raise entry.error(f"no builder of the search has the argument {location[2]!r}", allowed=listing(sorted(names)))
 
 
 def _choices(entry: DocumentNode, key: str, location: Location) -> Choices:
@@ -417,8 +463,8 @@ def _with_numbers(dimension: Range, entry: DocumentNode, check: Check) -> Range:
     A builder's argument takes anything: there it is a range of whole numbers if all its numbers are written so.
     """
     are_integers = all(isinstance(number, int) for number in (dimension.low, dimension.high, dimension.step or 1))
-    is_argument = dimension.location[:2] == ARGUMENTS
-    integers_only = are_integers and (is_argument or not _takes_fractions(dimension, entry, check))
+    takes_any = _is_argument(dimension.location)
+    integers_only = are_integers and (takes_any or not _takes_fractions(dimension, entry, check))
     return replace(dimension, integer=integers_only)
 
 
@@ -426,7 +472,7 @@ def _takes_fractions(dimension: Range, entry: DocumentNode, check: Check) -> boo
     """Return whether a setting takes a number between two whole ones."""
     between = dimension.low + (dimension.high - dimension.low) / math.pi
     try:
-        _check_value(entry, dimension.location, between, (), check)
+        _check_value(entry, {dimension.location: between}, {}, (), check)
     except PipelineError:
         return False
     return True
@@ -445,12 +491,13 @@ def _location(node: DocumentNode, key: str) -> Location:
     if key == STAGES:
         return (STAGES,)
     first, *rest = key.split(".")
-    if first == STAGES and rest:
+    is_of_stage = first == STAGES and len(rest) > 0
+    if is_of_stage:
         first, *rest = rest
-    if first == "model" and rest:
+    if first == "model" and rest and not is_of_stage:
         is_argument = "builder" in node.document.value["model"] and rest[0] not in ModelSettings.model_fields
         return (*ARGUMENTS, *rest) if is_argument else ("model", *rest)
-    if first == "data" and rest[:1] == ["preprocess"] and len(rest) > 2:
+    if first == "data" and rest[:1] == ["preprocess"] and len(rest) > 2 and not is_of_stage:
         return _in_list(node, key, ("data", "preprocess"), rest[1], rest[2:])
     names = stage_names(node.document.value)
     if not rest or first not in names or rest == ["id"]:

@@ -25,7 +25,7 @@ Argument = bool | int | float | str | tuple[int | float, ...]
 
 
 class _Load(Stage, DetectorSettings):
-    """The common base of the stages that load a model: each from a file."""
+    """The common base of the stages that load a model from a file."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"

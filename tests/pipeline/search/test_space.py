@@ -227,10 +227,20 @@ def test_arguments_belong_to_the_builders_that_have_them(tmp_path: Path) -> None
     }
 
 
+def test_all_arguments_can_be_varied_together(tmp_path: Path) -> None:
+    settings = {"model.builder": ["mobilenet_v1", "mobilenet_v2"], "model.arguments": [{"width": 0.5}, {"depth": 4}]}
+    search_space = space(tmp_path, settings, TRAINED, **DIGITS)
+    model = search_space.with_values({"model.builder": "mobilenet_v2", "model.arguments": {"depth": 4}}, "a")
+    assert model.value["model"] == {"builder": "mobilenet_v2", "arguments": {}}
+
+
 def test_builders_are_checked_before_any_trial(tmp_path: Path) -> None:
-    for builder in ("mobilenet_v9", 5):
-        message = refused(tmp_path, {"model.width": [0.5], "model.builder": [builder]}, stages=TRAINED, **DIGITS)
-        assert f"{builder!r} cannot be used" in message
-    assert "unknown argument 'deep'" in refused(
-        tmp_path, ARCHITECTURES | {"model.deep": [1, 2]}, stages=TRAINED, **DIGITS
-    )
+    for builder in ("mobilenet_v9", 5, f"{'a' * 300}.py"):
+        settings = {"model.width": [0.5], "model.builder": [builder]}
+        assert "cannot be used" in refused(tmp_path, settings, stages=TRAINED, **DIGITS)
+    for key in ("model.deep", "model.stages"):  # the second one is an argument of another builder
+        settings = {"model.builder": ["mobilenet_v1"], key: [1, 2]}
+        name = key.removeprefix("model.")
+        message = refused(tmp_path, settings, stages=TRAINED, **DIGITS)
+        assert f"no builder of the search has the argument '{name}'" in message
+    assert "is not a setting that can be varied" in refused(tmp_path, {"stages.model.builder": ["mobilenet_v2"]})

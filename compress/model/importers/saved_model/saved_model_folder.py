@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import ModelError
+from compress.core.files import MOST_FILES, SAVED_MODEL
 from compress.model.importers.common import protobuf_wire
 from compress.model.importers.common.unsupported import Refused
 from compress.model.importers.keras.keras_config import Judged, judged, loadable, shown
 
-GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
+METADATA, WEIGHTS = "keras_metadata.pb", "variables/variables"
 ALLOWED = "a folder with saved_model.pb, as model.export() or tf.saved_model.save() write it"
 LARGEST_GRAPH = 2**28
 """The graph has no weights but constants; protobuf itself stops at 2 GB."""
-MOST_FILES = 1000
-"""A SavedModel has about ten files; a folder of millions would be listed for minutes."""
 IGNORED = "__saved_model_init_op", "__saved_model_train_op"
 _NETWORKS = {"_tf_keras_network", "_tf_keras_sequential", "_tf_keras_model"}
 # Operators that a graph from an unknown source may run: those that compute, without access to the system.
@@ -154,11 +153,11 @@ def read(path: Path) -> Content:
     Raises:
         ModelError: the folder is not a SavedModel, is damaged, or is malicious.
     """
-    if not (path / GRAPH).is_file():
-        raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is not a folder")
+    if not (path / SAVED_MODEL).is_file():
+        raise refusal(path, f"has no {SAVED_MODEL}" if path.is_dir() else "is not a folder")
     known = files(path)
     try:
-        data = _bytes(path, known[GRAPH])
+        data = _bytes(path, known[SAVED_MODEL])
         graphs = list(protobuf_wire.messages(data, 2))
         if len(graphs) != 1:
             raise refusal(path, f"has {len(graphs)} graphs in it, not one")
@@ -235,7 +234,7 @@ def _refused(graph: memoryview) -> tuple[Refused, ...]:
     """Return the nodes that must not run. Operators that save and restore are allowed if nothing calls them."""
     if not any(protobuf_wire.messages(graph, 7)):
         why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
-        return (Refused(GRAPH, "SavedModel", why),)
+        return (Refused(SAVED_MODEL, "SavedModel", why),)
     refused: list[Refused] = []
     defined = protobuf_wire.message(graph, 2)
     functions = [
