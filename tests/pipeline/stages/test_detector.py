@@ -237,7 +237,7 @@ def test_a_detector_is_pruned_and_distilled(tmp_path: Path) -> None:
         {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01}},
         {"prune": {"keep_macs": 0.7, "epochs": 4, "batch_size": 16, "samples": 64, "allocation": "sensitivity"}},
         {"distill": {"epochs": 4, "batch_size": 16, "weight": 0.5, "temperature": 1}},
-        {"quantize": {"ranges": "minmax", "equalize": "off", "calibration": {"select": "hardness"}}},
+        {"quantize": {"ranges": "minmax", "equalize": "off"}},
     ]
     more = {"measure": {"latency": {"runs": 3}, "sensitivity": {"samples": 32}}}
     path = scenes.pipeline(tmp_path, (160, 24), {"builder": "finder.py", "trust": True}, stages, **more)
