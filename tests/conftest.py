@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import resource
@@ -122,7 +124,7 @@ class Recording:
             self._users[definitions[-1]].add(_function(item))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the durations, or send them from a worker; functions that did not run stay as they were."""
+        """Write the durations, or send them from a worker; functions that exist and did not run stay as they were."""
         for fixture, seconds in self._fixtures.items():
             for function in self._users[fixture]:
                 self._seconds[function] += seconds / len(self._users[fixture])
@@ -130,7 +132,11 @@ class Recording:
             session.config.workeroutput["durations"] = dict(self._seconds)
             return
         durations = json.loads(DURATIONS.read_text(encoding="utf-8")) | self._seconds
-        durations = {name: round(value, 2) for name, value in sorted(durations.items()) if value > LONG_SECONDS}
+        durations = {
+            name: round(value, 2)
+            for name, value in sorted(durations.items())
+            if value > LONG_SECONDS and _exists(name, session.config.rootpath)
+        }
         DURATIONS.write_text(json.dumps(durations, indent=0) + "\n", encoding="utf-8")
 
     @pytest.hookimpl(optionalhook=True)
@@ -138,6 +144,21 @@ class Recording:
         """Add the durations of a worker."""
         for function, seconds in getattr(node, "workeroutput", {}).get("durations", {}).items():
             self._seconds[function] += seconds
+
+
+def _exists(function: str, root: Path) -> bool:
+    """Return whether a test function, `file::name`, is still in its file."""
+    file, *_, name = function.split("::")
+    return name in _functions(root / file)
+
+
+@functools.cache
+def _functions(path: Path) -> set[str]:
+    """Return the names of the functions in a file; none if there is no such file."""
+    if not path.exists():
+        return set()
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def _cpu_seconds() -> float:

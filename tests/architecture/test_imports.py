@@ -144,6 +144,8 @@ def test_every_module_can_be_imported_first() -> None:
 
 
 def test_tensorflow_is_imported_late_and_in_few_rooms_only() -> None:
+    found = {(name, late) for name, _, late in imports(parsed(ROOT / "compress" / "model" / "ir" / "tensorflow.py"))}
+    assert {("tensorflow", True), ("keras", True), ("numpy", False)} <= found
     rooms = [ROOT / "compress" / room for room in TENSORFLOW_ROOMS]
     rooms.append(ROOT / "deploy" / "runner" / "runtime.py")  # on a device where TensorFlow is the only runtime
     violations = [
@@ -207,6 +209,8 @@ def words_of_code(tree: ast.AST) -> Iterator[str]:
 
 def test_few_modules_know_the_chip() -> None:
     compress = ROOT / "compress"
+    words = {*words_of_code(parsed(compress / "targets" / "__init__.py"))}
+    assert {"DEFAULT", "TARGET", "allowed", "load", "compress.targets.base", "edgetpu"} <= words
     allowed = (compress / "targets" / "edgetpu", compress / "surface" / "cli")
     others = [path for path in CODE if path.is_relative_to(compress) and not path.is_relative_to(allowed[0])]
     others = [path for path in others if not path.is_relative_to(allowed[1])]

@@ -11,7 +11,9 @@ import devices
 import numpy as np
 import pytest
 import tiny
+from one_op import Tensor
 
+from compress.model.tflite import graph
 from coralline_pycoral.adapters import classify, common, detect
 from coralline_pycoral.utils import edgetpu
 from deploy.contract import bundle
@@ -71,18 +73,23 @@ def test_a_changed_bundle_is_refused() -> None:
 
 def test_objects_of_a_bundle_without_postprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    opened = bundle.Bundle(detector_files.small(64, []))
-    interpreter = edgetpu.make_interpreter(detector_files.small(64, []))
-    values = detector_files.photo(3, 80, 80)[:64, :64].astype(np.int8)
+    maps = [{"cells": [64 // stride, 96 // stride]} for stride in (8, 16, 32)]
+    described = detector_files.specification("ltrb", maps=maps)
+    image = Tensor((1, 64, 96, 3), "INT8", scales=(1 / 255,), zero_point=-128)
+    model = graph.serialize(detector_files.from_image(described, 3, image))
+    content = detector_files.bundle_of(model, described, [], ["a", "b", "c"])
+    opened = bundle.Bundle(content)
+    interpreter = edgetpu.make_interpreter(content)
+    values = detector_files.photo(3, 80, 100)[:64, :96].astype(np.int8)
     common.set_input(interpreter, values)
     interpreter.invoke()
     outputs = detector_files.answers(opened.content("int8"), [values[np.newaxis]])
     assert opened.detector is not None
     expected = opened.detector(outputs, opened.labels).above(0.5)
-    objects = detect.get_objects(interpreter, 0.5, (0.1, 0.1))
+    objects = detect.get_objects(interpreter, 0.5, (0.1, 0.2))
     assert len(objects) == len(expected) > 0
     for detection, score, index, box in zip(objects, expected.scores, expected.classes, expected.boxes, strict=True):
-        ymin, xmin, ymax, xmax = box * 64 / 0.1
+        ymin, xmin, ymax, xmax = box * [64 / 0.2, 96 / 0.1, 64 / 0.2, 96 / 0.1]
         assert (detection.id, detection.score) == (index, score)
         assert detection.bbox == pytest.approx((xmin, ymin, xmax, ymax), abs=1)
 

@@ -86,6 +86,7 @@ SPARSE = member("s", bytes(512), type=tarfile.GNUTYPE_SPARSE)
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a readable tar archive"),
     "leads out": (member("../a.png", b"x"), r"names the file '\.\./a\.png'; allowed: files inside"),
+    "leads out below": (member("a/../../b.png", b"x"), r"names the file 'a/\.\./\.\./b\.png'"),
     "absolute": (member("/etc/a.png", b"x"), "names the file '/etc/a.png'"),
     "symbolic link": (member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "its member 'a' is a link"),
     "device": (member("a", type=tarfile.CHRTYPE), "its member 'a' is a device"),

@@ -73,3 +73,16 @@ def test_the_tutorial_with_the_installed_wheel(tmp_path_factory: pytest.TempPath
     macs = [int(number.replace(",", "")) for number in re.findall(r"^macs +922,080 +([\d,]+)", "".join(outputs), re.M)]
     assert macs[0] == 922_080
     assert macs[1] < 0.52 * 922_080
+
+
+def test_every_block_is_a_file_a_command_or_an_output() -> None:
+    """Blocks without a language are the installation and a list of folders."""
+    assert [block.language for block in BLOCKS].count("") == 2
+    for block in BLOCKS:
+        assert block.language in ("sh", "text", "") or block.marker in ("file", "replaces"), block.text
+    assert sum(block.language == "sh" for block in BLOCKS) >= 7
+
+
+def test_outputs_are_compared() -> None:
+    assert matches("a …\nb\n", "x\na  1\nb\n")
+    assert not matches("a …\nc\n", "x\na  1\nb\n")

@@ -111,10 +111,13 @@ def test_an_original_with_one_answer_that_was_repaired(coralline: tiny.Coralline
 def test_a_result_that_also_breaks_the_budget(coralline: tiny.Coralline, tmp_path: Path) -> None:
     path, _ = project(tmp_path, 60, [], favourite=0)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"budget": {"size_bytes": 1}}))
-    assert coralline(path).returncode == 7
-    record = report(tmp_path)
-    assert record["status"] == "not usable"
-    assert record["budget"][0]["holds"] is False
+    for state in ("done", "cached"):
+        done = coralline(path, "--json")
+        record = json.loads(done.stdout)  # one document
+        assert (done.returncode, record["status"], record["error"]["exit_code"]) == (7, "not usable", 7)
+        assert record["budget"][0]["holds"] is False
+        assert set(tiny.statuses(record).values()) == {state}
+    assert record == report(tmp_path)
 
 
 # --- real training and quantization -----------------------------------------------------

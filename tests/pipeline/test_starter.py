@@ -273,6 +273,26 @@ def test_a_quantized_model_without_layers_is_still_compiled(tmp_path: Path) -> N
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize(("scale", "zero", "expected"), [(1 / 128, 0, [-1, 1]), (1.0, -128, None)])
+def test_the_range_of_a_quantized_input_is_that_of_the_photos(
+    tmp_path: Path, scale: float, zero: int, expected: list[int] | None
+) -> None:
+    draw = np.random.default_rng(0)
+    tensors = {
+        "image": Tensor((1, 4, 4, 3), scales=(scale,), zero_point=zero),
+        "dense": Tensor((2, 48), "INT8", draw.integers(-100, 100, (2, 48)), (0.01,)),
+        "bias": Tensor((2,), "INT32", 0, (scale * 0.01,)),
+        "scores": Tensor((1, 2), scales=(1.0,)),
+    }
+    ops = [Op("FULLY_CONNECTED", ["image", "dense", "bias"], ["scores"], 4)]
+    (tmp_path / "model.tflite").write_bytes(content(tensors, ops, ["image"], ["scores"]))
+    data = photos(tmp_path / "shop", {"apple": 10, "pear": 10}, side=4)
+    pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
+    steps = pipeline.settings["data"]["preprocess"][1:]
+    assert steps == ([{"scale": {"from": [0, 255], "to": expected}}] if expected else [])
+
+
+@pytest.mark.tensorflow
 def test_sounds_for_a_model_of_another_shape_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 2), 2))
     np.savez(tmp_path / "sound.npz", x=np.zeros((40, 100, 2), np.float32), y=np.arange(40) % 2)

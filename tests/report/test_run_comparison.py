@@ -96,6 +96,7 @@ def test_bits_of_a_number_of_samples_that_is_no_multiple_of_eight() -> None:
         None,
         {"samples": 0, "original": "", "result": ""},
         {"samples": 16, "original": "ff", "result": "ff"},
+        {"samples": 16, "original": "zzzz", "result": "zzzz"},
         {"samples": 10**12, "original": "ffff", "result": "ffff"},
         {"samples": 17, "original": "ffffff", "result": "ffffff"},
     ],

@@ -71,6 +71,25 @@ def test_statistics_are_those_of_the_training_samples(keras: Any, tmp_path: Path
     assert not np.array_equal(model(data.inputs("train"), training=True), model(data.inputs("train"), training=True))
 
 
+class Sorted(Blobs):
+    """All samples of one class come before those of the other, as in the files of many data sets."""
+
+    def labels(self, split: Split) -> np.ndarray:
+        return np.sort(super().labels(split))
+
+
+@pytest.mark.usefixtures("kept")
+def test_samples_that_are_sorted_by_class_are_mixed(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = network(keras), Sorted()
+    monkeypatch.setattr(bn_recalibration, "BATCH", 32)
+    recalibrate_batch_norms(model, context(data, tmp_path))
+    variance = model.get_layer("second").get_weights()[-1]
+    expected = values(keras, model, "hidden", data).var(axis=0)
+    np.testing.assert_allclose(variance, expected, rtol=0.2)
+
+
 def shared(keras: Any) -> Any:
     """One batch norm that is called on two halves of an image with different means."""
     layers = keras.layers

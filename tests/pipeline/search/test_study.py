@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,15 @@ def test_a_database_that_is_away_for_a_moment_ends_no_trial(
     finally:
         server.start()
     assert statuses(study) == ["complete"]
+
+
+def test_a_database_of_another_version_of_optuna(tmp_path: Path, opened: Callable[..., SearchStudy]) -> None:
+    opened()
+    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        connection.execute("update alembic_version set version_num = 'v9.9.9'")
+        connection.commit()
+    with pytest.raises(PipelineError, match="the storage cannot be used: The runtime optuna version"):
+        opened()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from deploy.__main__ import main as runner
 from deploy.contract.bundle import Bundle, BundleError, pack, read
 from deploy.contract.detection import Detections
 from deploy.contract.errors import LoadError
+from deploy.contract.preprocessing import Preprocessing
 from deploy.runner import accuracy, golden
 from deploy.runner.model import Model
 from deploy.runner.runtime import RuntimeOptions
@@ -229,6 +230,38 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(finished_run: tuple[Path
 
     with pytest.raises(BundleError, match="is not 12 samples with their objects"):
         accuracy.objects(Bundle(changed(path, wrong)))
+
+
+def test_boxes_of_letterboxed_photos_are_fractions_of_the_photo(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    def letterboxed(manifest: dict[str, Any], _: Any) -> None:
+        resize = {"resize": {"size": [64, 64], "fit": "letterbox", "fill": 114}}
+        steps = [resize, *(step for step in manifest["preprocessing"]["steps"] if "resize" not in step)]
+        manifest["preprocessing"].update(steps=steps, digest=Preprocessing(steps).digest)
+
+    path = finished_run[0] / "found.coralline"
+    opened = Bundle(changed(path, letterboxed))
+    (scene, *_), _ = accuracy.objects(opened)
+    wide = np.full((64, 128, 3), 80, np.uint8)
+    wide[:, 32:96] = scene  # in the input, the photo fills the middle half of the rows
+    with Model(opened, device="cpu") as model:
+        in_input = model.answer(model.prepare(wide))
+        in_photo = model(wide)
+        worker = model.answer(model.prepare(wide), wide.shape)
+    assert len(in_photo) > 0
+    expected = [
+        (
+            detection.label,
+            detection.score,
+            (2 * detection.box[0] - 0.5, detection.box[1], 2 * detection.box[2] - 0.5, detection.box[3]),
+        )
+        for detection in in_input.top()
+    ]
+    expected = [row for row in expected if row[2][2] > 0 and row[2][0] < 1]
+    assert len(expected) == len(in_photo)
+    for row, detected in zip(expected, in_photo.top(), strict=True):
+        assert detected[:2] == row[:2]
+        assert detected.box == pytest.approx(np.clip(row[2], 0, 1), abs=1e-5)
+    assert worker.rows() == in_photo.rows()
 
 
 def test_a_detector_is_pruned_and_distilled(tmp_path: Path) -> None:

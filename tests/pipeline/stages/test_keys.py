@@ -104,12 +104,28 @@ def test_every_setting_changes_the_key(kind: type[Work], files: dict[str, Path])
     assert without_effect == []
 
 
-@pytest.mark.parametrize("kind", CONCRETE, ids=[kind.__name__ for kind in CONCRETE])
-def test_a_file_elsewhere_has_the_same_key(kind: type[Work], files: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        shutil.copyfile(files[name], tmp_path / name)
-    moved = {**files, **{name: tmp_path / name for name in ("first", "second")}}
-    assert digest_of(example(kind, moved).identity()) == digest_of(example(kind, files).identity())
+def test_a_file_elsewhere_has_the_same_key(files: dict[str, Path], tmp_path: Path) -> None:
+    """The key has the content of every file of the settings, but neither its folder nor its name."""
+    shutil.copyfile(files["second"], tmp_path / "copy")
+    (tmp_path / "copies").mkdir()
+    shutil.copyfile(files["images"] / "photo.png", tmp_path / "copies" / "copy.png")
+    moved: set[str] = set()
+    changed: list[str] = []
+    for kind in CONCRETE:
+        work = example(kind, files)
+        file, copy = (files["images"], tmp_path / "copies") if kind is Package else (files["second"], tmp_path / "copy")
+        for name, field in kind.model_fields.items():
+            here = others(field.annotation, getattr(work, name), file)
+            there = others(field.annotation, getattr(work, name), copy)
+            for pair in zip(here, there, strict=True):
+                if pair[0] == pair[1]:
+                    continue
+                moved.add(name)
+                keys = {digest_of(work.model_copy(update={name: value}).identity()) for value in pair}
+                if len(keys) > 1:
+                    changed.append(f"{kind.__name__}.{name}")
+    assert changed == []
+    assert moved == {"path", "backbone", "weights", "plan", "scales_from", "teachers", "recognition"}
 
 
 @pytest.mark.parametrize("kind", CONCRETE, ids=[kind.__name__ for kind in CONCRETE])

@@ -144,7 +144,6 @@ def test_every_key_of_a_pipeline_is_explained() -> None:
 GROUPS = {
     "augment": r"augment\.shift += 0 +Largest shift",
     "qat": r"qat\.ranges += averaged +Activation ranges",
-    "calibration": r"calibration\.select += balanced +balanced: the same number",
     "widths": r"widths += \[0\.25, 0\.5, 0\.75\] +Shares of the channels",
     "recognition": r"recognition\.references += 5 +Number of training samples",
 }

@@ -35,6 +35,7 @@ def test_addresses(text: str, expected: DeviceAddress, name: str) -> None:
         "ssh://a b/path",
         "ssh://user:secret@board/path",
         "ssh://board:0/path",
+        "ssh://board:99999/path",
         "ssh://board/path?x",
         "ssh://board/a%0Ab",
         "ssh://%62oard%20/path",

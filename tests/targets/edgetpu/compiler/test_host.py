@@ -99,6 +99,42 @@ def test_ctrl_c(host: Host, programs: Programs, tmp_path: Path) -> None:
     assert nothing_is_left(programs, tmp_path)
 
 
+def test_a_client_that_is_killed(programs: Programs, tmp_path: Path) -> None:
+    """The other host notices it by the end of its input."""
+    programs.ssh()
+    programs.compiler(Answer(seconds=600.0))
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            Ssh("there", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 60.0)
+        except StageError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not (programs.folder / "children").exists():
+        time.sleep(0.05)
+    clients = [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if _command(path).split("\0")[2:3] == [str(programs.folder / "ssh")]
+    ]
+    assert len(clients) == 1
+    os.kill(clients[0], signal.SIGKILL)
+    thread.join(timeout=30)
+    del thread
+    assert nothing_is_left(programs, tmp_path)
+    assert "the compiler cannot be run" in str(ended[0])
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def test_a_compiler_that_is_not_there(host: Host) -> None:
     text = "is not an executable program" if isinstance(host, Local) else "the compiler was not found"
     with pytest.raises(StageError, match=text):
