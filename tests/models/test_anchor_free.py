@@ -155,7 +155,9 @@ def test_the_backbone_is_part_of_the_key(keras: Any, tmp_path: Path) -> None:
         trained(keras, 5).save(tmp_path / "classifier.keras")
         keys.append(origin.loader(Path(), trust=False).identity()["backbone"])
     assert keys[0] != keys[1]
-    with pytest.raises(ModelError, match=r"gone.keras: cannot be read: No such file or directory; check the setting backbone"):
+    with pytest.raises(
+        ModelError, match=r"gone.keras: cannot be read: No such file or directory; check the setting backbone"
+    ):
         Origin(builder="anchor_free", backbone="gone.keras").loader(tmp_path, trust=False).identity()
     with pytest.raises(ValueError, match="'backbone' can be used only with 'builder'"):
         Origin(file="model.keras", backbone="classifier.keras")

@@ -157,7 +157,9 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
     (tmp_path / "a.keras").write_text("1")
     stage = Distill(teachers=(Path("a.keras"),)).with_paths_from(tmp_path)
     (tmp_path / "a.keras").unlink()
-    with pytest.raises(ModelError, match=r"a.keras: cannot be read: No such file or directory; check the setting teachers"):
+    with pytest.raises(
+        ModelError, match=r"a.keras: cannot be read: No such file or directory; check the setting teachers"
+    ):
         stage.identity()
 
 
