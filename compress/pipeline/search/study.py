@@ -38,6 +38,10 @@ HEARTBEAT_S = 5
 """Seconds between two heartbeats; chosen: one small write of each process, and a death is seen soon."""
 GRACE_S = 30
 """Seconds without a heartbeat after which a trial is run again: six heartbeats, for slow disks and networks."""
+MOST_REPEATED = 3
+"""Choices in a row that were made before, after which the next choice is random. A sampler that models the result takes
+its best settings again and again, with other values of settings that the builder or the stages of the trial do not
+have."""
 MAX_DEATHS = 3
 """Times that a trial is run whose process dies: one that needs too much memory would end every process."""
 START_S = 300.0
@@ -70,11 +74,13 @@ def sampler_name() -> str:
 
 def new_sampler(seed: int, name: str) -> BaseSampler:
     """Return a sampler of Optuna. Both that `sampler_name` knows take several objectives and constraints."""
-    from optuna.samplers import GPSampler, TPESampler
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
     with _quiet():
         if name == "GPSampler":
             return GPSampler(seed=seed)
+        if name == "RandomSampler":
+            return RandomSampler(seed=seed)
         return TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
 
@@ -205,7 +211,9 @@ class SearchStudy:
 
         seed = self._seed * 1_000_003 + self._salt + sum(record.status != "interrupted" for record in records)
         with _explained(), _quiet():
-            self._study.sampler = new_sampler(seed % 2**32, sampler_name())
+            last = records[-MOST_REPEATED:]
+            is_stuck = len(last) == MOST_REPEATED and all(record.status == "repeated" for record in last)
+            self._study.sampler = new_sampler(seed % 2**32, "RandomSampler" if is_stuck else sampler_name())
             try:
                 self._study.optimize(objective, n_trials=1)
             except (ValueError, self._optuna.exceptions.UpdateFinishedTrialError):  # the trial is marked failed

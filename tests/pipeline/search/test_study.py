@@ -202,6 +202,19 @@ def test_what_the_sampler_learns_of_trials_without_a_result(opened: Callable[...
     assert statuses(study) == ["failed", "complete", "complete", "stopped", "failed", "repeated"]
 
 
+def test_a_choice_is_random_after_three_repeated_ones(opened: Callable[..., SearchStudy]) -> None:
+    study = opened()
+    samplers = []
+    for status in (*["repeated"] * 4, "complete", "repeated"):
+        study.run_trial(
+            lambda n, settings, status=status: complete(n, settings) if status == "complete"
+            else TrialRecord(n, status, settings)
+        )  # fmt: skip
+        samplers.append(type(study._study.sampler).__name__)
+    usual = studies.sampler_name()
+    assert samplers == [usual, usual, usual, "RandomSampler", "RandomSampler", usual]
+
+
 @pytest.mark.parametrize("found", [None, "torch"])
 def test_the_sampler_is_part_of_the_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., SearchStudy], found: str | None
