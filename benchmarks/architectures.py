@@ -1,10 +1,11 @@
 """Architectures from a search against architectures made by hand: `python benchmarks/architectures.py [--seeds N]`.
 
 Runs the search of `models/groceries_search.yaml` over builders and their arguments, whose limit is a predicted latency.
-Its architecture is the most accurate one of its front, on the validation split. Networks made by hand are trained like
-a trial. Of those whose latency is not above that limit, the one with the highest accuracy of its int8 file on the test
-split is kept, which favours the networks made by hand. Then both architectures are trained longer (`--epochs`) for each
-seed and quantized. The figures are the accuracies of the int8 files on the test split, and the predicted latencies.
+The architecture of the search is the one on the front with the highest accuracy on the validation split. Networks made
+by hand are trained like a trial. Of the networks made by hand that meet the limit, the network whose int8 file has the
+highest accuracy on the test split is kept, which favours the networks made by hand. Then both architectures are trained
+longer (`--epochs`) for each seed and quantized. The figures are the accuracies of the int8 files on the test split, and
+the predicted latencies.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project), and torch for the sampler of the search.
 Results of finished runs are kept in the folder --work. Writes benchmarks/results/architectures.json.
@@ -81,7 +82,7 @@ def searched(work: Path) -> tuple[str, dict[Location, Any]]:
 def trained(work: Path, name: str, edits: Edits, seed: int = 0, epochs: int | None = None) -> dict[str, float]:
     """Train and quantize an architecture; return the accuracy of its int8 file, and its predicted latency."""
     longer: Edits = {} if epochs is None else {("stages", 0, "train", "epochs"): epochs}
-    content = edited(read(RECIPE), {**edits, **longer}) | {"name": name, "seed": seed}
+    content = edited(read(RECIPE), {**edits, **longer}, {}) | {"name": name, "seed": seed}
     del content["search"]
     path = work / f"{name}.yaml"
     path.write_text(json.dumps(content, indent=1))

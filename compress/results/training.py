@@ -65,7 +65,7 @@ class StageProfile:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a stage, or each of its steps, reports about training.
+    """The facts that a stage, or each step of a stage, reports about training.
 
     Attributes:
         healing: whether the training was kept.

@@ -97,9 +97,9 @@ def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:
         DataError, match=r"data.source.folder: the group 'ada' is in train and in .*; correct the table"
     ):
         data.labels("train")
-    anew = dataset(tabled(tmp_path, group="speaker"), splitting=Splitting(validation=0.3, test=0.3))
+    again = dataset(tabled(tmp_path, group="speaker"), splitting=Splitting(validation=0.3, test=0.3))
     with pytest.raises(DataError, match="split is empty"):  # two groups are too few for three splits
-        anew.labels("train")
+        again.labels("train")
     shop(
         tmp_path,
         speaker=["ada", "bob", "cy", ""],

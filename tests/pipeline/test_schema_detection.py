@@ -123,7 +123,7 @@ def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[
     [
         ({"detector": {"family": "yolov8", "least_score": 5}}, "least_score must be below 1"),
         ({"detector": {"family": "auto", "most": 0}}, "most must be a whole number"),
-        ({"detector": "yolov0"}, "there is no family 'yolov0'; allowed: auto, yolov3"),
+        ({"detector": "yolov0"}, "unknown family 'yolov0'; allowed: auto, yolov3"),
         ({"detector": {"family": "auto", "bins": 3}}, "'bins' cannot be set together with a family"),
         ({"detector": "auto", "keep_classes": []}, "keep_classes"),
     ],

@@ -45,7 +45,7 @@ class Slow:
 
 
 class Service:
-    """A running service, on a port of its own or on a socket."""
+    """A running service, on its own port or on a socket."""
 
     def __init__(
         self, model: Any, facts: dict[str, Any], listener: socket.socket | None = None, **settings: Any

@@ -35,7 +35,7 @@ class RoundedKernel:
     """The additions of a quantized layer to the plain Keras layer.
 
     Attributes:
-        distinct: number of codes; weights of one code stay equal, those of code 0 stay 0; 0 without codes.
+        distinct: number of codes, 0 without codes; weights with the same code stay equal, weights with code 0 stay 0.
         normalized: whether it includes a batch norm.
     """
 

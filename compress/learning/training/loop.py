@@ -24,7 +24,7 @@ from compress.learning.context import Context
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training import phases, schedules, strategies
 from compress.learning.training.augmentation import Augment
-from compress.learning.training.batches import VALIDATION_BATCH, EpochSettings, batches, held_out
+from compress.learning.training.batches import EpochSettings, batches, held_out
 from compress.learning.training.bn_recalibration import recalibrate_batch_norms
 from compress.learning.training.callbacks import LossScale
 from compress.learning.training.checkpoint import Checkpoint
@@ -350,7 +350,6 @@ class _Training:
         dataset = batches(inputs, targets, settings, context.seed, first, augmentation)
         is_divided = devices.count > 1
         validation = held_out(context.data.inputs("validation"), self.targets["validation"], in_batches=is_divided)
-        validation_steps = -(-len(self.targets["validation"]["labels"]) // VALIDATION_BATCH)
         with devices.watched(), closing(times) if times else nullcontext():
             history = compiled.trainer.fit(
                 devices.distributed(dataset),
@@ -358,7 +357,8 @@ class _Training:
                 initial_epoch=first,
                 steps_per_epoch=self.steps,
                 validation_data=devices.distributed(validation),
-                validation_steps=validation_steps if is_divided else None,  # what `distributed` returns is endless
+                # `distributed` returns an endless data set.
+                validation_steps=int(validation.cardinality()) if is_divided else None,
                 shuffle=False,  # `batches` has the order, which depends on seed and epoch alone
                 verbose=0,
                 callbacks=self._callbacks(compiled, callbacks, times),

@@ -159,7 +159,8 @@ class Devices:
                 allowed=f"sizes that leave no batch with fewer than {self.count} samples",
             )
         if validation < self.count:
-            raise StageError(f"{validation} validation samples are fewer than the {self.count} devices")
+            what = f"{validation} validation samples are fewer than the {self.count} devices"
+            raise StageError(what, allowed="strategy: one, or more validation samples")
         if self.count > 1 and accumulated > 1:  # Keras cannot exchange gradients inside a condition
             raise StageError("gradient_accumulation cannot be used on several devices", hint="raise batch_size")
         if self.count > 1 and precision == "mixed_float16":

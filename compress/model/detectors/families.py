@@ -122,7 +122,7 @@ def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     changes = {} if isinstance(settings, str) else dict(settings)
     family = settings if isinstance(settings, str) else str(changes.pop(FAMILY, "auto"))
     if family not in PRESETS:
-        raise ValueError(f"there is no family {family!r}; allowed: {', '.join(PRESETS)}")
+        raise ValueError(f"unknown family {family!r}; allowed: {', '.join(PRESETS)}")
     unknown = [key for key in changes if key not in OWN_KEYS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} cannot be set together with a family; allowed: {', '.join(OWN_KEYS)}")

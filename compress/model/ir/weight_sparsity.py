@@ -91,7 +91,7 @@ class Pattern:
     """The zeros and clusters of one kernel, which quantization-aware training must keep.
 
     Attributes:
-        codes: shaped like the kernel; weights of one code stay equal, those of code 0 stay 0.
+        codes: shaped like the kernel; weights with the same code stay equal, and weights with code 0 stay 0.
         zeros: share of the weights that stay 0.
         clusters: distinct values other than 0 in an output channel, at most; 0 without clusters.
     """

@@ -163,8 +163,8 @@ class Space:
             return None
         in_stages = [d for d in self.dimensions if d.location[0] == STAGES and d.key != STAGES]
         arguments = [d for d in self.dimensions if _is_argument(d.location)]
-        others = [d for d in self.dimensions if d.key not in (STAGES, BUILDER_KEY)]
-        others = [d for d in others if d not in (*in_stages, *arguments)]
+        dependent = (*in_stages, *arguments)
+        others = [d for d in self.dimensions if d.key not in (STAGES, BUILDER_KEY) and d not in dependent]
         return self._combinations(STAGES, in_stages) * self._combinations(BUILDER_KEY, arguments) * _product(others)
 
     def _combinations(self, key: str, dependent: Sequence[Dimension]) -> int:
@@ -184,9 +184,9 @@ class Space:
         return self.values(trial.params)
 
     def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of parameters, without those of stages that the trial leaves out.
+        """Return the values of parameters.
 
-        The arguments that the builder of the trial does not have are left out, too.
+        Settings of stages that the trial leaves out, and arguments that its builder does not have, have no value.
         """
         values: dict[str, Any] = {}
         for dimension in self.dimensions:
@@ -367,7 +367,7 @@ def _dimension(node: DocumentNode, key: str, check: Check, arguments: KnownArgum
 def _check_value(
     entry: DocumentNode, edits: Mapping[Location, Any], arguments: KnownArguments, position: Location, check: Check
 ) -> None:
-    """Check the pipeline with a value, the first one of the edits.
+    """Check the pipeline with edits, the first of which is the value that a search can choose.
 
     Raises:
         PipelineError: the value is invalid.
