@@ -16,7 +16,7 @@ import repository  # noqa: F401 - the search path
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import files
+from deploy.contract.durable_files import write_atomically
 
 DRAWS = 10_000
 """Resamples of an interval: its bounds repeat to the fourth digit."""
@@ -32,7 +32,7 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     result = make()
     if "dirty" not in path.name:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
+        write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
     return result
 
 

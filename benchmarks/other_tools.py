@@ -42,7 +42,7 @@ from subjects import SUBJECTS, Subject
 from tool_runs import FAILED, LOG, MADE, Outcome, last_line, run
 from tools import OURS, TOOLS, UNSUITABLE, Tool
 
-from compress.core import files
+from deploy.contract.durable_files import write_atomically
 
 OTHERS = repository.FOLDER / "others"
 
@@ -192,7 +192,7 @@ class Comparison:
             name: {"python": environment.python, "error": self.failed_environments.get(name, "")}
             for name, environment in environments.ENVIRONMENTS.items()
         }
-        files.write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
+        write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
 
 
 def applicable(subject: Subject, tools: Iterable[str]) -> list[Tool]:

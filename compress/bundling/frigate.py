@@ -19,7 +19,7 @@ import numpy as np
 
 from compress.bundling import detection_outputs
 from compress.core.errors import ModelError
-from compress.core.files import explain, write_atomically
+from compress.core.files import explain
 from compress.data import label_files
 from compress.model.tflite import dequantization, detection_postprocess, graph
 from compress.model.tflite.detection_postprocess import NAME as POSTPROCESS
@@ -31,6 +31,7 @@ from deploy.contract import bundle
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.preprocessing import PreprocessingError
 
 ModelType = Literal["ssd", "yolo-generic"]

@@ -1,4 +1,4 @@
-"""Files: digests, atomic writes, errors of the operating system as messages, and numpy files of unknown origin."""
+"""Files: digests, folders that appear complete, errors of the operating system as messages, and numpy files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import StoreError
+from deploy.contract.durable_files import sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,37 +93,6 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
     return StoreError(f"{what}: {reason}", where=where, hint=hint)
 
 
-def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
-    """Write a file so that it has either the old or the new content at every moment.
-
-    Args:
-        path: the file.
-        content: what it shall hold.
-        scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
-        mode: its permissions.
-
-    Raises:
-        OSError: it names the file, whatever failed.
-    """
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-        sync(path.parent)
-    except BaseException as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # and not the temporary file
-        raise
-
-
 def publish_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Create a folder with files. It does not exist before it is complete.
 
@@ -153,18 +122,6 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk. Some network file systems cannot flush a folder, and need not."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
-            raise
-    finally:
-        os.close(handle)
 
 
 def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from compress.core.artifact import Facts
 from compress.core.errors import DataError
-from compress.core.files import digest_of, explain, write_atomically
+from compress.core.files import digest_of, explain
 from compress.core.progress import SILENT, Progress
 from compress.core.settings import Settings
 from compress.data import duplicates
@@ -26,6 +26,7 @@ from compress.data.rows import Rows
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source, several
 from compress.data.sources.in_memory import Arrays, InMemory
 from compress.data.types import SPLITS, DecodedCache, Objects, Split
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.core.errors import DataError
-from compress.core.files import explain, write_atomically
+from compress.core.files import explain
 from compress.data import files
+from deploy.contract.durable_files import write_atomically
 
 if TYPE_CHECKING:
     from compress.data.source import Source

@@ -24,7 +24,7 @@ from compress.core.errors import (
     PipelineError,
     StoreError,
 )
-from compress.core.files import explain, write_atomically
+from compress.core.files import explain
 from compress.pipeline import device_results, findings, record
 from compress.pipeline.execution import Monitor, PipelineRun, run_stages
 from compress.pipeline.record import RunResults
@@ -35,6 +35,7 @@ from compress.report.placement import NODE_DATA_FILE
 from compress.results.evaluation import EXAMPLES
 from compress.results.run import ErrorRecord, RunRecord
 from compress.tasks import task_of
+from deploy.contract.durable_files import write_atomically
 
 
 def run(
@@ -119,7 +120,7 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
         with session.store.scratch() as scratch:
             for name, content in contents.items():
                 mode = 0o755 if name == RUNNER_FILE else 0o644
-                write_atomically(session.folder / name, content, scratch, mode)
+                write_atomically(session.folder / name, content, scratch=scratch, mode=mode)
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
     return run_record

@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.artifact import Artifact, Facts, Kind
-from compress.core.files import digest_of, explain, file_digest, sync, write_atomically
+from compress.core.files import digest_of, explain, file_digest
 from compress.core.progress import Progress
+from deploy.contract.durable_files import sync, write_atomically
 
 STORE = ".store"
 """The folder of the store, in that of the results."""
@@ -210,7 +211,7 @@ class Store:
                 if self._open(digest) is None:  # damaged: out of the way, then again
                     os.rename(destination, folder.parent / "damaged")
         sync(destination.parent)
-        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
+        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", scratch=folder.parent)
         self.forget(key)
         return artifact
 

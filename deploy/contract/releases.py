@@ -35,7 +35,7 @@ import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from deploy.contract import trust
-from deploy.contract.durable_files import PREFIX, create_folder, sync_folder, write_atomically
+from deploy.contract.durable_files import PREFIX, create_folder, sync, write_atomically
 
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
 MANIFEST = "manifest.json"  # in the bundle
@@ -194,7 +194,7 @@ class DeviceFolder:
             stream.flush()
             os.fsync(stream.fileno())
         if is_new:
-            sync_folder(self.path)
+            sync(self.path)
 
     # --- what arrives -------------------------------------------------------------------
 
@@ -310,9 +310,9 @@ class DeviceFolder:
                 os.replace(os.path.join(folder, name), os.path.join(destination, name))
             os.rmdir(folder)
         else:
-            sync_folder(folder)
+            sync(folder)
             os.rename(folder, destination)
-        sync_folder(self._in("releases"))
+        sync(self._in("releases"))
         self.drop_incoming()
 
     def drop_incoming(self) -> None:
@@ -381,7 +381,7 @@ class DeviceFolder:
             write_atomically(self._in("current"), (target + "\n").encode())
         else:
             os.replace(temporary, self._in("current"))
-            sync_folder(self.path)
+            sync(self.path)
         self._remember(release)
         if trusted is not None:
             trusted.record(self.path, digests[:1])
@@ -402,7 +402,7 @@ class DeviceFolder:
             raise ReleaseError("request", "%s is what runs" % release)
         trash = self._in("releases", ".old-" + _checked(release))
         os.rename(self._in("releases", release), trash)
-        sync_folder(self._in("releases"))
+        sync(self._in("releases"))
         shutil.rmtree(trash)
 
     def write(self, name: str, text: str) -> None:

@@ -18,8 +18,9 @@ import tiny
 
 from compress.core.artifact import Artifact, Kind
 from compress.core.errors import StoreError
-from compress.core.files import digest_of, explain, file_digest, write_atomically
+from compress.core.files import digest_of, explain, file_digest
 from compress.pipeline.store import Store
+from deploy.contract.durable_files import write_atomically
 
 KEY = "k" * 64
 OTHER = "o" * 64

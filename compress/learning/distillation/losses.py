@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.errors import StageError
-from compress.core.files import write_atomically
 from compress.core.progress import Phase
 from compress.data.types import Data, Split
 from compress.learning.context import Context
@@ -26,6 +25,7 @@ from compress.learning.training.augmentation import Augment
 from compress.learning.training.loop import Batch, Loss, TrainingSettings, label_loss
 from compress.learning.training.phases import BUILD
 from compress.tasks.base import Head
+from deploy.contract.durable_files import write_atomically
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.core.files import write_atomically
+from deploy.contract.durable_files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from compress.core.errors import ModelError, reason_of
-from compress.core.files import write_atomically
 from compress.learning.context import Context
 from compress.model.importers.keras import keras_file
 from compress.results.pruning import PruningStep
+from deploy.contract.durable_files import write_atomically
 
 STATE = "state.json"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.core.files import write_atomically
 from compress.model.ir.tensorflow import keras
+from deploy.contract.durable_files import write_atomically
 
 FILE = "training.npz"
 EVERY_S = 20.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from compress.core.artifact import MODEL_TFLITE
 from compress.core.errors import PipelineError, StageError, StoreError
-from compress.core.files import digest_of, explain, write_atomically
+from compress.core.files import digest_of, explain
 from compress.core.measurement import Measurement
 from compress.core.resources import __version__, manual
 from compress.pipeline import schema
@@ -30,6 +30,7 @@ from compress.report.wording import count, number, seconds
 from compress.results.encoding import decode
 from compress.results.search import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord
 from compress.tasks import task_of
+from deploy.contract.durable_files import write_atomically
 
 Show = Callable[[str], None]
 """Shows one line to the user."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from compress import targets
 from compress.core.artifact import MODEL_KERAS
 from compress.core.errors import DataError, ModelError
-from compress.core.files import write_atomically
 from compress.core.progress import RunStep
 from compress.core.resources import manual
 from compress.data import class_names, label_files
@@ -23,6 +22,7 @@ from compress.surface.api.files import FilePath
 from compress.surface.api.pipelines import RunResult, SilentMonitor
 from compress.tasks.unlabelled_detection import UnlabelledDetection
 from deploy.contract.detection import BOX_FORMAT
+from deploy.contract.durable_files import write_atomically
 
 if TYPE_CHECKING:
     from compress.core.progress import Progress

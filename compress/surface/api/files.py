@@ -98,8 +98,8 @@ def legalize(
         PipelineError: unknown target or version.
         OSError: `out` cannot be written.
     """
-    from compress.core.files import write_atomically
     from compress.model.tflite import comparison
+    from deploy.contract.durable_files import write_atomically
 
     original = graph.read(Path(model))
     feeds = [] if inputs is None else comparison.read_feeds(Path(inputs), original)

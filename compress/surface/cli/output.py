@@ -46,7 +46,8 @@ def write_json(value: Any) -> None:
 
 def write_file(path: Path, content: str | bytes, what: str) -> None:
     """Write a file that the user asked for; `what` begins the message if it cannot be written."""
-    from compress.core.files import explain, write_atomically
+    from compress.core.files import explain
+    from deploy.contract.durable_files import write_atomically
 
     try:
         write_atomically(path, content.encode() if isinstance(content, str) else content)

@@ -28,9 +28,10 @@ from typing import Any
 
 from compress.bundling import runner_pyz
 from compress.core.errors import CorallineError, PipelineError, SigningError
-from compress.core.files import explain, write_atomically
+from compress.core.files import explain
 from compress.surface.fleet import key_files
 from deploy.contract import bundle, trust
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.trust import TrustError
 
 try:

@@ -11,10 +11,11 @@ from threading import Lock
 from typing import Any
 
 from compress.core.errors import DataError, PipelineError
-from compress.core.files import explain, write_atomically
+from compress.core.files import explain
 from compress.pipeline import device_results
 from compress.report import examples, render
 from compress.results.run import RunRecord
+from deploy.contract.durable_files import write_atomically
 
 _writing = Lock()
 """Devices are measured in parallel; the last report must contain all results."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -25,15 +24,3 @@ def test_the_name_survives_a_power_cut_too(tmp_path: Path, monkeypatch: pytest.M
     write_atomically(str(tmp_path / "shop.learnt"), b"new", durable)
     assert (tmp_path / "shop.learnt").read_bytes() == b"new"
     assert flushed == (["file", "folder"] if durable else [])
-
-
-def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*names: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, "replace", fail)
-    monkeypatch.setattr(os, "unlink", fail)
-    path = str(tmp_path / "shop.learnt")
-    with pytest.raises(OSError, match="Read-only") as caught:
-        write_atomically(path, b"new")
-    assert caught.value.filename == path

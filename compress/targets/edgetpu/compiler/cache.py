@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.core.errors import reason_of
-from compress.core.files import digest_of, explain, write_atomically
+from compress.core.files import digest_of, explain
 from compress.targets.edgetpu.compiler.host import LOG, CompilerRun
+from deploy.contract.durable_files import write_atomically
 
 FORMAT = 1
 """To be increased when entries change: models are then compiled again."""
