@@ -46,14 +46,14 @@ def _candidates(facts: QuantizationRecord) -> Iterator[Block]:
         return
     rows = [
         (
-            Cell(shorten(trial.step), f"{shorten(trial.choice, 80)}; {shorten(trial.measured_on)}"),
+            Cell(shorten(trial.step), shorten(trial.choice, 80)),
             _decibels(trial.snr_db),
             number(trial.agreement, "fraction"),
             "✓ kept" if trial.kept else "not kept",
         )
         for trial in facts.tried[:MAX_TRIALS]
     ]
-    caption = "Candidates, as int8 files or simulations, were compared with the float model on the same samples."
+    caption = "Candidates, as int8 files, were compared with the float model on the same samples."
     yield Heading("Candidates")
     yield Table(("Step", "Signal-to-noise ratio", "Agreement", "Outcome"), rows, caption)
     for row in facts.not_tried[:MAX_TRIALS]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,6 @@ class Trial:
             float model.
         agreement: share of these samples with the same largest output; of a detector, of the objects that both find.
         kept: whether it is in the plan.
-        measured_on: what computed its outputs.
     """
 
     step: str
@@ -27,7 +25,6 @@ class Trial:
     snr_db: float
     agreement: float
     kept: bool
-    measured_on: Literal["simulation", "file"] = "simulation"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
@@ -240,6 +240,8 @@ def collect(
     *,
     histograms: bool = True,
     by_channel: Sequence[LayerOutput] = (),
+    before: Statistics | None = None,
+    changed: Collection[LayerOutput] = (),
     progress: Progress = SILENT,
 ) -> Statistics:
     """Run the network on the samples, once.
@@ -249,6 +251,9 @@ def collect(
         samples: preprocessed calibration samples [n, ...].
         histograms: whether distributions are needed in addition to the extremes.
         by_channel: tensors whose extremes are needed for each channel.
+        before: the statistics of a network with the same values, but in the tensors that are `changed`; then only the
+            part of the network that computes these tensors runs.
+        changed: tensors with other values than those in `before`, or new ones.
         progress: receives the number of samples that are done.
 
     Raises:
@@ -260,6 +265,12 @@ def collect(
     points = quantizer_placement.find(network)
     rounded = list(points)
     tensors = list(dict.fromkeys([*rounded, *by_channel]))
+    if before is not None:
+        affected = {
+            point for tensor, point in points.items() if tensor in changed or before.points.get(tensor) != point
+        }
+        rounded = [tensor for tensor in rounded if points[tensor] in affected]
+        tensors = list(dict.fromkeys([*rounded, *(tensor for tensor in by_channel if tensor in changed)]))
     per_channel = [tensor in set(by_channel) for tensor in tensors]
     counts: dict[str, ActivationHistogram] = {}
     batches: list[list[NDArray[np.float32]]] = []
@@ -271,7 +282,7 @@ def collect(
         return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
 
     with progress.phase(CALIBRATION):
-        for batch in _runs(network, tensors, samples, observe):
+        for batch in _runs(network, tensors, samples, observe) if tensors else ():
             done = sum(extremes[0].shape[1] for extremes in batches)
             _refuse_infinite(network, tensors, batch["extremes"], done)
             batches.append(batch["extremes"])
@@ -284,6 +295,8 @@ def collect(
         tensor: Extremes(*np.concatenate(parts, axis=1))
         for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
     }
+    if before is not None:
+        extremes, counts = {**before.extremes, **extremes}, {**before.histograms, **counts}
     prescribed = quantizer_placement.fixed(network, points)
     return summarized(extremes, points, counts, prescribed, quantizer_placement.saturating(network, points))
 

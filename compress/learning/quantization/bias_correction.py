@@ -6,7 +6,6 @@ Correction, ICCV 2019, section 4.2; here the shift is measured on samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +16,12 @@ from compress.core.progress import SILENT, Progress
 from compress.learning.quantization.activation_statistics import batch_size
 from compress.learning.quantization.plan import QuantizationPlan
 from compress.learning.quantization.simulation import Simulation, takes_shift
-from compress.model.ir.tensorflow import split_inputs
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
 LARGEST_BATCHES = 2
 """Batches of large activations (`activation_statistics.batch_size`) that are in memory at once, in addition."""
 Shifts = dict[str, tuple[float, ...]]
-Observer = Callable[[str, Any], Any]
-"""Given the name of a layer and its outputs, returns the outputs that the next layers use."""
 
 
 def measured_shifts(
@@ -42,26 +38,31 @@ def measured_shifts(
         samples: preprocessed calibration samples [n, ...].
         progress: receives the number of layers that are done, in both passes.
     """
-    count = 2 * sum(map(takes_shift, simulation.network.layers.values()))
+    corrected = {layer.name for layer in simulation.network.layers.values() if takes_shift(layer)}
     chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(simulation.network))]
     means: dict[str, NDArray[np.float32]] = {}
     shifts: Shifts = {}
 
-    def measure(layer: str, outputs: Any) -> Any:
-        means[layer] = _means(outputs)
-        progress.update(len(means), count)
-        return outputs
+    def measure(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        del inputs
+        if layer.name in corrected:
+            means[layer.name] = _means(output)
+            progress.update(len(means), 2 * len(corrected))
+        return output
 
-    def correct(layer: str, outputs: Any) -> Any:
-        shift = means[layer] - _means(outputs)
-        shifts[layer] = tuple(shift.tolist())
-        progress.update(len(means) + len(shifts), count)
-        return outputs + shift
+    def correct(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        del inputs
+        if layer.name not in corrected:
+            return output
+        shift = means[layer.name] - _means(output)
+        shifts[layer.name] = tuple(shift.tolist())
+        progress.update(len(means) + len(shifts), 2 * len(corrected))
+        return output + shift
 
     simulation.use_float(plan)
-    _run_layers(simulation, chosen, measure)
+    simulation.run_layers(chosen, measure)
     simulation.use_plan(replace(plan, bias_shifts={}))
-    _run_layers(simulation, chosen, correct)
+    simulation.run_layers(chosen, correct)
     return shifts
 
 
@@ -71,15 +72,3 @@ def _means(outputs: Any) -> NDArray[np.float32]:
 
     axes = list(range(len(outputs.shape) - 1))
     return np.asarray(tensorflow.reduce_mean(outputs, axis=axes))
-
-
-def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: Observer) -> None:
-    """Compute the model eagerly; `observe` is called with the outputs of each layer that can be corrected."""
-    corrected = {layer.name for layer in simulation.network.layers.values() if takes_shift(layer)}
-
-    def observing(operation: Any) -> Any:
-        if operation.name not in corrected:
-            return operation
-        return lambda *inputs, **options: observe(operation.name, operation(*inputs, **options))
-
-    simulation.model._run_through_graph(split_inputs(simulation.model.inputs, samples), operation_fn=observing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 
 from compress.core.progress import SILENT, Progress
 from compress.learning.quantization import equalization, quantizer_placement
-from compress.learning.quantization.plan import LEVELS, QuantizationPlan, gridded, restructured, shifted
+from compress.learning.quantization.activation_statistics import batch_size
+from compress.learning.quantization.plan import LEVELS, QuantizationPlan, gridded, restructured
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir.keras_graph import Layer, Network, tensors_in
 from compress.model.ir.layer_specs import spec_of
@@ -38,14 +38,15 @@ LEAST_SAMPLES = 4
 """Samples for the table of a large network; chosen."""
 MOST_MACS = 20_000_000_000
 """Multiply-accumulates for a table of errors: about ten seconds of one core."""
+COST = 8
+"""Runs of the network for one sample: three, the layers once more with rounded weights, and the gradients."""
 SATURATED = 0.01
 """Share of clipped values above which they are reported; chosen."""
 
 
-def affordable_samples(network: Network, macs: int) -> int:
+def affordable_samples(macs: int) -> int:
     """Return the number of samples for `errors`, for a network with `macs` multiply-accumulates per sample."""
-    runs = len(quantizer_placement.find(network)) + 2 * len(_weighted(network))
-    return int(np.clip(MOST_MACS // max(runs * macs, 1), LEAST_SAMPLES, MOST_SAMPLES))
+    return int(np.clip(MOST_MACS // max(COST * macs, 1), LEAST_SAMPLES, MOST_SAMPLES))
 
 
 def errors(
@@ -57,6 +58,8 @@ def errors(
 ) -> list[LayerError]:
     """Return every rounded tensor, the one that costs most first.
 
+    What each tensor adds to the error of the outputs is computed to first order, so that one gradient gives all.
+
     Args:
         network: in canonical form.
         plan: what it is quantized by.
@@ -67,12 +70,15 @@ def errors(
     if simulation is None:
         simulation = Simulation(quantizer_placement.without_softmax(restructured(network, plan)))
     scaled = equalization.applied(simulation.network, plan.factors)
-    noise = _noise(simulation, scaled, plan, samples, progress)
-    total = sum(noise.values()) or 1.0
-    simulation.use_float(plan)
-    expected = simulation.values(samples)
     simulation.use_plan(plan)
-    actual = simulation.values(samples)
+    quantized, actual = simulation.values(samples)
+    simulation.use_float(plan)
+    float_outputs, expected = simulation.values(samples)
+    error = quantized - float_outputs
+    noise = _contributions(simulation, scaled, plan, samples, error, progress)
+    if plan.bias_shifts and _shifts_help(simulation, plan, samples, error):
+        noise |= {name + SHIFTS: 0.0 for name in plan.bias_shifts}
+    total = sum(noise.values()) or 1.0
     rows = []
     for name, layer in _weighted(scaled).items():
         rows.append(LayerError(name + WEIGHTS, layer.kind, None, noise[name + WEIGHTS] / total, *_uneven(layer)))
@@ -101,56 +107,100 @@ def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def _noise(
-    simulation: Simulation, scaled: Network, plan: QuantizationPlan, samples: NDArray[np.float32], progress: Progress
+def _contributions(
+    simulation: Simulation,
+    scaled: Network,
+    plan: QuantizationPlan,
+    samples: NDArray[np.float32],
+    error: NDArray[np.float32],
+    progress: Progress,
 ) -> dict[str, float]:
-    """Return energies of the error of the logits; `scaled` is the network with its channels scaled as the plan says.
+    """Return what the change of each tensor adds to the energy of an error of the outputs, to first order.
 
-    By point when it alone is rounded, by layer and WEIGHTS when its weights alone are; by layer and SHIFTS the energy
-    that is added when everything is rounded.
+    The energy of an error is its scalar product with itself, and the error is the sum of what the changes cause. Their
+    products with the error add up to its energy; those of changes that make it smaller are 0 in the result.
+
+    Args:
+        simulation: it computes the float network.
+        scaled: the network with its channels scaled as the plan says.
+        plan: the plan.
+        samples: preprocessed samples [n, ...].
+        error: the error of their outputs [n, outputs].
+        progress: receives the number of samples that are done.
+
+    Returns:
+        Energies by point, by layer and WEIGHTS, and by layer and SHIFTS.
     """
-    on_grid = gridded(scaled, plan)
-    simulation.use_float(plan)
+    import tensorflow
+
+    error = np.nan_to_num(error)  # rounding to 0 before a logarithm or a division makes values infinite
     simulation.assign_ranges(plan)
-    expected = simulation.outputs(samples).astype(np.float64)
-
-    def energy() -> float:
-        difference = simulation.outputs(samples) - expected
-        # Rounding to 0 before a logarithm or a division makes values infinite: they count as lost.
-        return float((np.where(np.isfinite(difference), difference, expected) ** 2).sum())
-
-    noise = {}
-    weighted = _weighted(scaled)
-    count = len(simulation.tensors) + len(weighted)
-    for point in simulation.tensors:
-        simulation.switch(point, on=True)
-        noise[point] = energy()
-        simulation.switch(point, on=False)
-        progress.update(len(noise), count)
-    for name in weighted:
-        simulation.assign_layer(name, on_grid)
-        noise[name + WEIGHTS] = energy()
-        simulation.assign_layer(name, scaled)
-        progress.update(len(noise), count)
-    return noise | _added(simulation, on_grid, plan, energy)
+    energies: dict[str, float] = {}
+    size = batch_size(simulation.network)
+    for start in range(0, len(samples), size):
+        part = slice(start, start + size)
+        changes = _Changes(simulation, scaled, plan)
+        with tensorflow.GradientTape() as changes.tape:
+            outputs = simulation.run_layers(samples[part], changes.added)
+            rows = tensorflow.concat([tensorflow.reshape(output, [len(output), -1]) for output in outputs], axis=1)
+        gradients = changes.tape.gradient(rows, changes.shares, error[part], tensorflow.UnconnectedGradients.ZERO)
+        for name, gradient in gradients.items():
+            energies[name] = energies.get(name, 0.0) + float(gradient)
+        progress.update(min(start + size, len(samples)), len(samples))
+    return {name: max(energy, 0.0) for name, energy in energies.items()}
 
 
-def _added(
-    simulation: Simulation, on_grid: Network, plan: QuantizationPlan, energy: Callable[[], float]
-) -> dict[str, float]:
-    """Return by layer and SHIFTS how much more energy the error has with its bias shifts than without."""
-    if not plan.bias_shifts:
-        return {}
-    with_shifts = shifted(on_grid, plan.bias_shifts)
-    simulation.assign_weights(with_shifts)
-    simulation.switch(on=True)
-    everything = energy()
-    added = {}
-    for name in plan.bias_shifts:
-        simulation.assign_layer(name, on_grid)
-        added[name + SHIFTS] = max(everything - energy(), 0.0)
-        simulation.assign_layer(name, with_shifts)
-    return added
+def _shifts_help(
+    simulation: Simulation, plan: QuantizationPlan, samples: NDArray[np.float32], error: NDArray[np.float32]
+) -> bool:
+    """Return whether the error of the outputs [n, outputs] is smaller with all bias shifts than without any."""
+    simulation.use_float(plan)
+    expected, _ = simulation.values(samples)
+    simulation.use_plan(replace(plan, bias_shifts={}))
+    without, _ = simulation.values(samples)
+    return float((error**2).sum()) < float(((without - expected) ** 2).sum())
+
+
+class _Changes:
+    """The changes of the tensors of a float network by a plan, which are added to them with shares of 0.
+
+    The gradient of an output by a share is what the whole change would add to the output, to first order.
+
+    Attributes:
+        tape: records the network.
+        shares: by point, by layer and WEIGHTS, and by layer and SHIFTS, the share of the change.
+    """
+
+    tape: Any
+
+    def __init__(self, simulation: Simulation, scaled: Network, plan: QuantizationPlan) -> None:
+        self.shares: dict[str, Any] = {}
+        self._simulation, self._scaled, self._on_grid = simulation, scaled, gridded(scaled, plan)
+        self._shifts = plan.bias_shifts
+        self._points = {layer.name: point for point, layer in simulation.quantizers.items()}
+        self._weighted = _weighted(scaled)
+
+    def added(self, layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        """Return the output of a layer with its changes."""
+        import tensorflow
+
+        changes = {}
+        with self.tape.stop_recording():
+            if layer.name in self._points:
+                rounded = tensorflow.quantization.fake_quant_with_min_max_vars(output, layer.low, layer.high)
+                changes[self._points[layer.name]] = rounded - output
+            elif layer.name in self._weighted:
+                self._simulation.assign_layer(layer.name, self._on_grid)
+                changes[layer.name + WEIGHTS] = layer(*inputs) - output
+                self._simulation.assign_layer(layer.name, self._scaled)
+                if layer.name in self._shifts:
+                    changes[layer.name + SHIFTS] = tensorflow.constant(self._shifts[layer.name], output.dtype)
+            for name in changes.keys() - self.shares.keys():
+                self.shares[name] = tensorflow.zeros(())
+        for name, change in changes.items():
+            self.tape.watch(self.shares[name])
+            output += self.shares[name] * change
+        return output
 
 
 def _weighted(network: Network) -> dict[str, Layer]:

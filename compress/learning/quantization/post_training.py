@@ -15,7 +15,7 @@ from compress.learning.quantization import adaround, attention_masks, debug, dia
 from compress.learning.quantization.export import FloatOperatorsError
 from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, restructured, weights_digest
 from compress.learning.quantization.ranges import METHODS, MINMAX, WITHOUT_HISTOGRAMS
-from compress.learning.quantization.search import FIRST_SAMPLES, Search, SearchResult, SearchState, file_outputs
+from compress.learning.quantization.search import FIRST_SAMPLES, Search, SearchResult, SearchState
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.learning.quantization.simulation import Simulation
 from compress.learning.training.phases import BACKWARD, BUILD
@@ -173,24 +173,9 @@ def _by_plan(
     """
     canonical = fold.canonical(network)
     phases = _search_phases(settings, len(samples))
-    progress.plan(*(phases.values() if plan is None else ()), VERIFICATION, LAYERS)
-    as_file = file_outputs if settings.search == "full" else None
-    search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
-    if plan is not None:
-        searched = search.finished(plan)
-    else:
-        searched = _searched(search, network, settings, phases)
-        with progress.phase(VERIFICATION):
-            verified = search.verified(searched)
-        if verified is not None:
-            searched = verified
-        else:
-            warning = "the simulation differs from the .tflite file: the search was repeated with files"
-            note(warning)
-            search = replace(search, as_file=file_outputs)
-            progress.plan(*phases.values(), LAYERS)
-            searched = _searched(search, network, settings, phases)
-            searched = replace(searched, warnings=(*searched.warnings, warning))
+    progress.plan(*(phases.values() if plan is None else ()), LAYERS)
+    search = Search(canonical, samples, held_out, settings.io, judge=judge, progress=progress)
+    searched = search.finished(plan) if plan is not None else _searched(search, network, settings, phases)
     for gate in separated_gates(canonical, searched.plan):
         note(f"the gate of {gate.activation} has its own copy of {gate.copied}: {gate.macs:,} more MACs")
     for warning in searched.warnings:
@@ -223,13 +208,12 @@ def described(
     """
     trained = result.method == "qat"
     plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
-    count = debug.affordable_samples(network, macs.total_macs(graph.parse(result.content)))
+    count = debug.affordable_samples(macs.total_macs(graph.parse(result.content)))
     errors = debug.errors(network, plan, held_out[:count], simulation, progress)
     return replace(result, network=network, plan=plan, layer_errors=tuple(errors))
 
 
-VERIFICATION = Phase("check of the simulation", BUILD)
-LAYERS = Phase("errors of the layers", BUILD, unit="tensor")
+LAYERS = Phase("errors of the layers", BUILD, unit="sample")
 
 
 def _search_phases(settings: PostTrainingSettings, samples: int) -> dict[str, Phase]:
@@ -237,7 +221,7 @@ def _search_phases(settings: PostTrainingSettings, samples: int) -> dict[str, Ph
 
     The costs are in the unit of `compress.learning.training.phases`.
     """
-    candidate = FIRST_SAMPLES + (BUILD if settings.search == "full" else 0.0)
+    candidate = float(FIRST_SAMPLES)
     methods = len(METHODS) if settings.ranges == "auto" else 1
     phases = [Phase("activation ranges", BUILD + samples + methods * candidate)]
     if settings.equalize == "auto":
@@ -254,7 +238,7 @@ def _search_phases(settings: PostTrainingSettings, samples: int) -> dict[str, Ph
 
 def search_cost(settings: PostTrainingSettings, samples: int) -> float:
     """Return the expected cost of `quantize`."""
-    phases = [*_search_phases(settings, samples).values(), VERIFICATION, LAYERS]
+    phases = [*_search_phases(settings, samples).values(), LAYERS]
     return sum(phase.weight for phase in phases)
 
 
@@ -291,6 +275,6 @@ def _with_best_ranges(search: Search, before: SearchState, state: SearchState, m
     """After a step that changed the plan, try the range methods that were not tried with its factors."""
     if state.plan is before.plan:
         return state
-    exact = search.as_file is not None or state.range_method in WITHOUT_HISTOGRAMS
+    exact = state.range_method in WITHOUT_HISTOGRAMS
     left = [method for method in methods if method != state.range_method or not exact]
     return search.ranges(left, state) if left else state

@@ -1,9 +1,9 @@
 """Search for the best plan of post-training quantization: a change is measured, and kept only if it helps.
 
-Candidates are compared with the float model, sample by sample, on held-out samples. By default a simulation computes
-their outputs (`simulation`): one Keras model for all of them. With `as_file` each one is converted and run as a .tflite
-file instead. Statistics of the activations are collected once; those of an equalized network follow from them, since
-every channel of it is the original one divided by its factor.
+Candidates are compared with the float model, sample by sample, on held-out samples. Each candidate is a .tflite file:
+the network is converted once, and the files of other plans follow by edits (`conversion`). Statistics of the
+activations are collected once; those of an equalized network follow from them, since every channel of it is the
+original one divided by its factor.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from compress.learning.quantization import (
     diagnostics,
     equalization,
     export,
+    quantizer_placement,
 )
 from compress.learning.quantization.activation_statistics import Statistics
-from compress.learning.quantization.calibration import calibrate, planned
+from compress.learning.quantization.calibration import planned
+from compress.learning.quantization.conversion import ConvertedNetwork
 from compress.learning.quantization.plan import LEVELS, QuantizationPlan, edited, nudged
 from compress.learning.quantization.quantizer_placement import without_softmax
 from compress.learning.quantization.ranges import MINMAX, WITHOUT_HISTOGRAMS, Range, select
 from compress.learning.quantization.simulation import Simulation
-from compress.model.ir.keras_graph import LayerOutput, Network
+from compress.model.ir.keras_graph import LayerOutput, Network, build
 from compress.model.ir.passes import separate_gates
 from compress.model.tflite.interpreter import LoadedModel
 from compress.results.quantization import Skipped, Trial
@@ -56,10 +58,8 @@ MIN_GAIN_DB = 0.1
 """Smallest improvement that justifies a change of the plan."""
 SIGNIFICANT = 2.0
 """Standard errors that an improvement must be above zero."""
-MAX_LOSS_DB = 3.0
-"""The simulation is not used if the median signal-to-noise ratio of the file is lower by more than this ..."""
 SUFFICIENT_DB = 30.0
-"""... and lower than this: above it, the rounding inside integer operators is a visible part of the small error."""
+"""Signal-to-noise ratio above which a plan is good enough without separated gates; chosen."""
 FEW_SAMPLES = 32
 """Held-out samples that show which candidates are clearly worse."""
 FIRST_SAMPLES = 128
@@ -84,8 +84,7 @@ class PlanCandidate:
     Attributes:
         plan: the plan.
         range_method: the method that chose its ranges; minmax if the plan came from a file.
-        measured_on: what computed its outputs.
-        content: its file, if it was converted.
+        content: the file of the network without a softmax at its end.
         snr_db: signal-to-noise ratio of each sample.
         agreement: agreement of each sample, from 0 to 1.
         energies: the energy of the error of each sample and output [n, outputs]; None to compare by `snr_db`.
@@ -93,8 +92,7 @@ class PlanCandidate:
 
     plan: QuantizationPlan
     range_method: str
-    measured_on: Literal["simulation", "file"] = "simulation"
-    content: bytes | None = None
+    content: bytes = b""
     snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     energies: Energies | None = None
@@ -152,7 +150,6 @@ class SearchResult:
                 snr_db=round(float(tried.candidate.snr_db[:count].mean()), 2),
                 agreement=round(float(tried.candidate.agreement[:count].mean()), 4),
                 kept=tried.kept,
-                measured_on=tried.candidate.measured_on,
             )
             for tried in self.tried
         )
@@ -200,7 +197,7 @@ class Search:
         samples: calibration samples [n, ...].
         held_out: samples that candidates are compared on [m, ...].
         io: type of the file's input and output.
-        as_file: computes the outputs of a candidate's file; None compares simulations.
+        outputs: computes the outputs of a file.
         judge: compares outputs.
         progress: receives the number of candidates that are done.
     """
@@ -209,7 +206,7 @@ class Search:
     samples: Samples
     held_out: Samples
     io: export.InputType = "int8"
-    as_file: FileOutputs | None = None
+    outputs: FileOutputs = field(default_factory=lambda: file_outputs)
     judge: Judge = field(default_factory=ByClass)
     progress: Progress = SILENT
     _structures: dict[Gates, _Structure] = field(default_factory=dict)
@@ -267,7 +264,7 @@ class Search:
     def _with_gates(self, gates: Gates) -> _Structure:
         """Return the network with some gates separated, and what is computed once for it."""
         if gates not in self._structures:
-            self._structures[gates] = _Structure(separate_gates.separated(self.network, gates))
+            self._structures[gates] = _Structure(self.network, gates)
         return self._structures[gates]
 
     def _collected(self, plan: QuantizationPlan, samples: Samples, methods: Sequence[str]) -> Statistics:
@@ -275,17 +272,27 @@ class Search:
 
         Different samples have different numbers: outliers are left out, and no others are added.
         """
-        key = (plan.separated_gates, len(samples), tuple(sorted(plan.factors.items())), tuple(methods))
-        if key not in self._statistics:
-            structure = self._with_gates(plan.separated_gates)
-            network = equalization.applied(structure.network, plan.factors)
-            self._statistics[key] = activation_statistics.collect(
-                network,
-                samples,
-                histograms=not WITHOUT_HISTOGRAMS.issuperset(methods),
-                by_channel=equalization.observed_tensors(network, structure.channels),
-                progress=self.progress,
-            )
+        histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
+        key = (plan.separated_gates, len(samples), tuple(sorted(plan.factors.items())))
+        known = self._statistics.get(key)
+        if known is not None and (known.histograms or not histograms):
+            return known
+        structure = self._with_gates(plan.separated_gates)
+        network = equalization.applied(structure.network, plan.factors)
+        by_channel = equalization.observed_tensors(network, structure.channels)
+        original, changed = None, set[LayerOutput]()
+        if plan.separated_gates or plan.factors:
+            original = self._collected(QuantizationPlan({}, ""), samples, methods)
+            changed = structure.changed(plan.factors, by_channel, original)
+        self._statistics[key] = activation_statistics.collect(
+            network,
+            samples,
+            histograms=histograms,
+            by_channel=by_channel,
+            before=original,
+            changed=changed,
+            progress=self.progress,
+        )
         return self._statistics[key]
 
     def _try_ranges(
@@ -293,7 +300,7 @@ class Search:
     ) -> SearchResult:
         """Try the ranges of one method with the gates and factors of a plan."""
         plan = replace(planned(statistics, method), factors=start.factors, separated_gates=start.separated_gates)
-        if self.as_file is None and _are_equal(result.plan, plan):
+        if _are_equal(result.plan, plan):
             return result.with_skipped("ranges", choice, f"its ranges equal those of {result.best.range_method}")
         return self._try(result, "ranges", choice, plan, method)
 
@@ -314,7 +321,7 @@ class Search:
             if _are_close(factors, result.plan.factors):
                 continue
             largest = max((np.abs(np.log(values)).max() for values in factors.values()), default=0.0)
-            if self.as_file is None and largest < np.log(EQUAL_CHANNELS):
+            if largest < np.log(EQUAL_CHANNELS):
                 reason = f"all factors are between {1 / EQUAL_CHANNELS:g} and {EQUAL_CHANNELS:g}"
                 result = result.with_skipped("equalization", choice, reason)
                 continue
@@ -384,15 +391,12 @@ class Search:
     ) -> QuantizationPlan:
         """Return a plan with the ranges of a scaled network by the method of the best plan.
 
-        The statistics of a scaled network have no histograms. For methods that need them, the simulation gets ranges
-        that are narrowed as the method narrowed those of the best plan; `ranges` tries the method itself afterwards.
+        The statistics of a scaled network have no histograms. For methods that need them, the ranges are narrowed as
+        the method narrowed those of the best plan; `ranges` tries the method itself afterwards.
         """
         method = state.range_method
         if method in WITHOUT_HISTOGRAMS:
             exact = planned(scaled, method)
-            return replace(start, ranges=exact.ranges, method=exact.method)
-        if self.as_file is not None:
-            exact = calibrate(edited(self.network, start), state.samples, method)
             return replace(start, ranges=exact.ranges, method=exact.method)
         ranges = {
             point: nudged(low * narrowing[point][0], high * narrowing[point][1]) if point in narrowing else (low, high)
@@ -425,31 +429,15 @@ class Search:
 
     @cached_property
     def _float_outputs(self) -> Outputs:
-        simulation = self._with_gates(()).simulation
-        simulation.use_float()
-        return simulation.outputs(self.held_out)
+        return self.outputs(export.convert_float(build(self._compared)), self.held_out)
 
     def content(self, result: SearchResult) -> bytes:
-        """Return the best plan as a .tflite file."""
-        if result.best.content is not None and self._compared is self.network:
-            return result.best.content
-        return export.convert(self.network, result.plan, self.io)
-
-    def verified(self, result: SearchResult) -> SearchResult | None:
-        """Convert the best plan; return None if its file is farther from the float model than the simulation said.
+        """Return the best plan as a .tflite file.
 
         Raises:
             FloatOperatorsError: an operator would stay float.
         """
-        if self.as_file is not None:
-            return result
-        content = export.convert(self._compared, result.plan, self.io)
-        count = min(FEW_SAMPLES, len(self.held_out))
-        ratios = self.judge.snr_db(self._float_outputs[:count], file_outputs(content, self.held_out[:count]))
-        simulated = float(np.median(result.best.snr_db[:count]))
-        if float(np.median(ratios)) <= min(simulated - MAX_LOSS_DB, SUFFICIENT_DB):
-            return None
-        return replace(result, best=replace(result.best, content=content))
+        return export.convert(self.network, result.plan, self.io)
 
     def _first(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> SearchResult:
         """Return a plan as the best one, without a comparison."""
@@ -461,8 +449,7 @@ class Search:
     ) -> SearchResult:
         """Compare a plan with the best one so far, and keep the better one."""
         best, candidate = result.best, PlanCandidate(plan, range_method)
-        if self.as_file is None:
-            candidate = self._run(candidate, FEW_SAMPLES)
+        candidate = self._run(candidate, FEW_SAMPLES)
         if candidate.gain(best).is_possible:
             candidate = self._run(candidate, FIRST_SAMPLES)
         if not candidate.gain(best).is_significant and candidate.gain(best).is_possible:
@@ -481,19 +468,14 @@ class Search:
         if len(self.held_out[part]) == 0:
             return candidate
         expected = self._float_outputs[part]
-        if self.as_file is None:
-            simulation = self.simulation(candidate.plan)
-            simulation.use_plan(candidate.plan)
-            outputs = simulation.outputs(self.held_out[part])
-        else:
-            content = candidate.content or export.convert(self._compared, candidate.plan, self.io)
-            candidate = replace(candidate, content=content, measured_on="file")
-            outputs = self.as_file(content, self.held_out[part])
+        content = candidate.content or self._with_gates(candidate.plan.separated_gates).file(candidate.plan, self.io)
+        outputs = self.outputs(content, self.held_out[part])
         energies = self.judge.energies(expected, outputs)
         if candidate.energies is not None and energies is not None:
             energies = np.concatenate([candidate.energies, energies])
         return replace(
             candidate,
+            content=content,
             snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(expected, outputs)]),
             agreement=np.concatenate([candidate.agreement, self.judge.same(expected, outputs)]),
             energies=energies,
@@ -504,20 +486,46 @@ class _Structure:
     """A network with some gates separated, and what is computed once for it.
 
     Attributes:
+        gates: the activations whose gates are separated.
         network: in canonical form.
         compared: the network without a softmax at its end.
         channels: the channels that can be scaled.
     """
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.compared = without_softmax(network)
-        self.channels = equalization.follow(network, relu6=True)
+    def __init__(self, original: Network, gates: Gates) -> None:
+        self.gates = gates
+        self.network = separate_gates.separated(original, gates)
+        self.compared = without_softmax(self.network)
+        self.channels = equalization.follow(self.network, relu6=True)
+        self._original = without_softmax(original)
+        self._converted: ConvertedNetwork | None = None
+
+    def file(self, plan: QuantizationPlan, io: export.InputType) -> bytes:
+        """Return the file of a plan for `compared`.
+
+        Raises:
+            FloatOperatorsError: an operator would stay float.
+        """
+        if self._converted is None:
+            self._converted = ConvertedNetwork.of(self._original, plan, io)
+        content = self._converted and self._converted.file(plan)
+        return content or export.convert(self._original, plan, io)
 
     @cached_property
     def simulation(self) -> Simulation:
         """The simulation of `compared`."""
         return Simulation(self.compared)
+
+    def changed(self, factors: Factors, by_channel: Sequence[LayerOutput], original: Statistics) -> set[LayerOutput]:
+        """Return the tensors, scaled by factors, whose statistics do not follow from those of the original network."""
+        numbered = equalization.by_number(self.channels, factors)
+        divisors = equalization.divisors(self.channels, numbered)
+        tensors = {*quantizer_placement.find(self.network), *by_channel}
+        sources = {separate_gates.source_of(self.network, name) for name in self.gates}
+        unknown = {tensor for tensor in tensors if tensor not in original.extremes or tensor.layer in sources}
+        widths = {tensor: self.network.shapes[tensor][-1] for tensor in by_channel if tensor not in unknown}
+        coarse = {tensor for tensor, width in widths.items() if original.extremes[tensor].low.shape[1] != width}
+        return unknown | coarse | {tensor for tensor in tensors & divisors.keys() if (divisors[tensor] != 1).any()}
 
     def scaled(self, original: Statistics) -> dict[str, tuple[Factors, Statistics]]:
         """Return factors to try, and the statistics of the network scaled by them.

@@ -12,9 +12,6 @@ from compress.core.settings import Settings
 class PostTrainingSettings(Settings):
     """Settings of post-training quantization."""
 
-    search: Literal["auto", "full"] = "auto"
-    """auto: compare candidates in a simulation, and skip those that hardly change the result. full: convert every
-    candidate and run its file, which takes several times as long."""
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
     """How activation ranges are chosen. auto: the method that agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"

@@ -1,13 +1,13 @@
-"""The quantized network in float arithmetic, with ranges, weights and switches that change without a rebuild.
+"""The quantized network in float arithmetic, with ranges and weights that change without a rebuild.
 
-A conversion takes seconds. This model is built and traced once; a plan is applied to it by assigning variables. It
-rounds the same tensors to the same steps as the .tflite file. Only the rounding inside integer operators differs.
+It rounds the same tensors to the same steps as the .tflite file, and shows the values inside. Only the rounding inside
+integer operators differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,11 @@ from compress.learning.quantization.activation_statistics import batches
 from compress.learning.quantization.plan import QuantizationPlan, edited, gridded, shifted
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
-from compress.model.ir.tensorflow import batch_signature, flattened, keras, run, set_weights
+from compress.model.ir.tensorflow import flattened, run, set_weights, split_inputs
 
 Samples = NDArray[np.float32]
+Observer = Callable[[Any, tuple[Any, ...], Any], Any]
+"""Given a layer, its inputs and its output, returns the output that the next layers use."""
 
 
 class Simulation:
@@ -29,6 +31,7 @@ class Simulation:
         network: in canonical form, with a bias in every layer whose outputs a plan can shift.
         points: by rounded tensor its point.
         tensors: by point one of its tensors.
+        quantizers: by point the layer that rounds it.
         model: the outputs of the network, then the values of `tensors`.
     """
 
@@ -50,21 +53,7 @@ class Simulation:
         self.model = build(subnetwork(fake_quantization.switched(rounding), [*outputs, *values]))
         self._output_count = len(outputs)
         self._layers = {layer.name: layer for layer in self.model.operations}
-        self._quantizers = {point: self._layers[names[point]] for point in self.tensors}
-        self._outputs = self._traced()
-
-    def _traced(self) -> Callable[[Any], list[Any]]:
-        """Return a function for the outputs of the network; it is traced once, at its first call."""
-        import tensorflow
-
-        library = keras()
-        count = self._output_count
-
-        @tensorflow.function(input_signature=[batch_signature(self.model)])
-        def outputs(batch):  # type: ignore[no-untyped-def]
-            return library.tree.flatten(run(self.model, batch))[:count]
-
-        return cast(Callable[[Any], list[Any]], outputs)
+        self.quantizers = {point: self._layers[names[point]] for point in self.tensors}
 
     def use_float(self, plan: QuantizationPlan | None = None) -> None:
         """Compute the float network, with its channels scaled as a plan says."""
@@ -89,35 +78,40 @@ class Simulation:
 
     def assign_ranges(self, plan: QuantizationPlan) -> None:
         """Take the ranges of a plan."""
-        for point, quantizer in self._quantizers.items():
+        for point, quantizer in self.quantizers.items():
             low, high = plan.ranges[point]
             quantizer.low.assign(low)
             quantizer.high.assign(high)
 
-    def switch(self, point: str | None = None, *, on: bool) -> None:
-        """Switch the rounding of one point, or of all, on or off."""
-        for name, quantizer in self._quantizers.items():
-            if point in (None, name):
-                quantizer.on.assign(float(on))
+    def switch(self, *, on: bool) -> None:
+        """Switch the rounding of all points on or off."""
+        for quantizer in self.quantizers.values():
+            quantizer.on.assign(float(on))
 
-    def outputs(self, samples: Samples) -> NDArray[np.float32]:
-        """Compute the outputs of the network: [n, outputs]."""
-        parts = [flattened([np.asarray(output) for output in self._outputs(part)]) for part in self._batches(samples)]
-        return np.concatenate(parts)
+    def values(self, samples: Samples) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """Compute the outputs of the network [n, outputs], and one tensor of each point [n, ...].
 
-    def values(self, samples: Samples) -> dict[str, NDArray[np.float32]]:
-        """Compute one tensor of each point: [n, ...]; some dozen samples at most, since all are in memory at once."""
-        # Eager: this runs a few times, and tracing so many outputs takes longer.
-        outputs = [run(self.model, batch)[self._output_count :] for batch in self._batches(samples)]
-        parts = [[np.asarray(value) for value in values] for values in outputs]
-        return {
-            point: np.concatenate(pieces) for point, pieces in zip(self.tensors, zip(*parts, strict=True), strict=True)
-        }
+        The samples are some dozen at most, since all values are in memory at once.
+        """
+        results = [run(self.model, batch) for batch in batches(self.network, samples)]
+        outputs = [flattened(result[: self._output_count]) for result in results]
+        parts = [[np.asarray(value) for value in result[self._output_count :]] for result in results]
+        by_point = zip(self.tensors, zip(*parts, strict=True), strict=True)
+        return np.concatenate(outputs), {point: np.concatenate(pieces) for point, pieces in by_point}
 
-    def _batches(self, samples: Samples) -> list[Any]:
-        import tensorflow
+    def run_layers(self, samples: Samples, observe: Observer) -> list[Any]:
+        """Compute the outputs of the network for one batch, layer by layer.
 
-        return [tensorflow.constant(part) for part in batches(self.network, samples)]
+        `observe` is called with each layer, its inputs and its output, and returns what the next layers use.
+        """
+
+        def observing(operation: Any) -> Any:
+            if operation.name not in self._layers:
+                return operation
+            return lambda *inputs, **options: observe(operation, inputs, operation(*inputs, **options))
+
+        outputs = self.model._run_through_graph(split_inputs(self.model.inputs, samples), operation_fn=observing)
+        return list(outputs[: self._output_count])
 
 
 def takes_shift(layer: Layer) -> bool:

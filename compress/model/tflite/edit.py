@@ -157,11 +157,13 @@ class Edit:
         """Give a constant other values of the same dtype and shape."""
         self._copied_tensor(index).buffer = self._buffer(values)
 
-    def requantize(self, index: int, scale: Sequence[float]) -> None:
-        """Give a quantized tensor another scale; its zero points stay."""
+    def requantize(self, index: int, scale: Sequence[float], zero_point: int | None = None) -> None:
+        """Give a quantized tensor another scale, and another zero point unless it is None."""
         tensor = self._copied_tensor(index)
         tensor.quantization = copy.copy(tensor.quantization)
         tensor.quantization.scale = np.asarray(scale, np.float32)
+        if zero_point is not None:
+            tensor.quantization.zeroPoint = np.array([zero_point], np.int64)
 
     def to_float(self, index: int, values: NDArray[Any] | None = None) -> None:
         """Make a tensor float32 without quantization; a constant gets these real values."""
