@@ -382,7 +382,7 @@ class Search:
             plan = self._plan_for(state, scaled, replace(start, factors=factors), narrowing)
             result = self._try(result, "gates", f"of {' and '.join(gates)}, factors {choice}", plan, method)
         if result.plan is state.plan:
-            del self._structures[gates]  # a simulation is large
+            del self._structures[gates]
             return replace(state, result=result)
         return replace(state, result=result, statistics=original, factors={})
 

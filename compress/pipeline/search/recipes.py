@@ -63,7 +63,7 @@ QAT = {"method": "qat"}
 KEPT = (0.7, 0.5, 0.35)
 RECIPES = (
     Recipe("PTQ"),
-    Recipe("PTQ with every candidate converted and AdaRound", quantize={"search": "full", "rounding": "adaround"}),
+    Recipe("PTQ with AdaRound", quantize={"rounding": "adaround"}),
     Recipe("QAT", quantize=QAT),
     *(
         recipe
