@@ -23,7 +23,7 @@ from compress.model.ir.keras_graph import Layer, Network
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.layer_specs.functions import PRESCRIBED_RANGES
 from compress.model.tflite import graph as graphs
-from compress.model.tflite.edit import Edit
+from compress.model.tflite.edit import Edit, compact
 from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 
 STEP = 0.01
@@ -90,7 +90,7 @@ class ConvertedNetwork:
             if point not in fixed:
                 ranges[point] = (0.0, 1.0 + STEP * number)
         plan = replace(plan, ranges=ranges)
-        graph = graphs.parse(export.convert(network, plan, io))
+        graph = compact(graphs.parse(export.convert(network, plan, io)))
         points = _points(graph, {point: limits for point, limits in ranges.items() if point not in fixed})
         weights = _weights(graph, gridded(edited(network, plan), plan))
         if points is None or weights is None:
@@ -115,7 +115,7 @@ class ConvertedNetwork:
             source = self.graph.tensors[constants.source].quantization
             assert source is not None
             _assign(edit, constants, layer, scales.get(constants.source, float(source.scale[0])))
-        return graphs.serialize(edit.graph())
+        return graphs.serialize(compact(edit.graph()))
 
 
 def _are_equal(first: Graph, second: Graph) -> bool:

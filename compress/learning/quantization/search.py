@@ -84,7 +84,6 @@ class PlanCandidate:
     Attributes:
         plan: the plan.
         range_method: the method that chose its ranges; minmax if the plan came from a file.
-        content: the file of the network without a softmax at its end.
         snr_db: signal-to-noise ratio of each sample.
         agreement: agreement of each sample, from 0 to 1.
         energies: the energy of the error of each sample and output [n, outputs]; None to compare by `snr_db`.
@@ -92,7 +91,6 @@ class PlanCandidate:
 
     plan: QuantizationPlan
     range_method: str
-    content: bytes = b""
     snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     energies: Energies | None = None
@@ -468,14 +466,13 @@ class Search:
         if len(self.held_out[part]) == 0:
             return candidate
         expected = self._float_outputs[part]
-        content = candidate.content or self._with_gates(candidate.plan.separated_gates).file(candidate.plan, self.io)
+        content = self._with_gates(candidate.plan.separated_gates).file(candidate.plan, self.io)
         outputs = self.outputs(content, self.held_out[part])
         energies = self.judge.energies(expected, outputs)
         if candidate.energies is not None and energies is not None:
             energies = np.concatenate([candidate.energies, energies])
         return replace(
             candidate,
-            content=content,
             snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(expected, outputs)]),
             agreement=np.concatenate([candidate.agreement, self.judge.same(expected, outputs)]),
             energies=energies,
@@ -499,17 +496,20 @@ class _Structure:
         self.channels = equalization.follow(self.network, relu6=True)
         self._original = without_softmax(original)
         self._converted: ConvertedNetwork | None = None
+        self._last: tuple[QuantizationPlan, bytes] | None = None
 
     def file(self, plan: QuantizationPlan, io: export.InputType) -> bytes:
-        """Return the file of a plan for `compared`.
+        """Return the file of a plan for `compared`; that of the last plan is kept, which often runs on more samples.
 
         Raises:
             FloatOperatorsError: an operator would stay float.
         """
-        if self._converted is None:
+        if self._last is None:
             self._converted = ConvertedNetwork.of(self._original, plan, io)
-        content = self._converted and self._converted.file(plan)
-        return content or export.convert(self._original, plan, io)
+        if self._last is None or self._last[0] is not plan:
+            content = self._converted and self._converted.file(plan)
+            self._last = plan, content or export.convert(self._original, plan, io)
+        return self._last[1]
 
     @cached_property
     def simulation(self) -> Simulation:

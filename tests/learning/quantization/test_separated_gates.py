@@ -13,11 +13,21 @@ from blobs import Blobs, context
 from numpy.typing import NDArray
 
 from compress.core.errors import StageError
-from compress.learning.quantization import calibration, debug, export, plan, post_training, qat
+from compress.learning.quantization import (
+    activation_statistics,
+    calibration,
+    debug,
+    export,
+    plan,
+    post_training,
+    qat,
+    quantizer_placement,
+)
+from compress.learning.quantization.plan import edited
 from compress.learning.quantization.search import Search, file_outputs
 from compress.learning.quantization.settings import PostTrainingSettings
 from compress.model.ir import keras_graph
-from compress.model.ir.keras_graph import Network
+from compress.model.ir.keras_graph import LayerOutput, Network
 from compress.model.ir.passes import separate_gates
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph, macs
@@ -144,10 +154,34 @@ def test_both_layers_are_trained(keras: Any, tmp_path: Path) -> None:
         export.refuse_mismatch(network, learned)
 
 
-def test_a_search_separates_the_gate(keras: Any) -> None:
-    search = Search(canonical(keras_graph.read(model_of(keras))), IMAGES[:64], IMAGES[64:])
-    result = search.with_separated_gates(search.ranges(["minmax"])).result
-    assert result.plan.separated_gates == ("act",)
+@pytest.mark.parametrize("function", ["silu", "hard_silu"])
+def test_statistics_are_collected_once(keras: Any, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the network with a separated gate and factors follow, but for the tensors that change."""
+    observed: list[int] = []
+    run = activation_statistics._runs
+
+    def counted(network: Network, tensors: list[LayerOutput], *arguments: Any) -> Any:
+        observed.append(len(tensors))
+        return run(network, tensors, *arguments)
+
+    search = Search(canonical(keras_graph.read(model_of(keras, function))), IMAGES[:64], IMAGES[64:])
+    monkeypatch.setattr(activation_statistics, "_runs", counted)
+    plan = search.with_separated_gates(search.ranges(["mse"])).plan
+    assert plan.separated_gates == ("act",)
+    factors_alone = replace(plan, bias_shifts={})
+    derived = search._collected(factors_alone, IMAGES[:64], ["mse"])
+    assert max(observed[1:]) < observed[0]
+    network = edited(search.network, factors_alone)
+    points = quantizer_placement.find(network)
+    direct = activation_statistics.collect(network, IMAGES[:64], by_channel=list(derived.extremes))
+    assert derived.points == direct.points
+    for point in points.values():
+        if point not in direct.prescribed:
+            np.testing.assert_allclose(derived.low[point], direct.low[point], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(derived.high[point], direct.high[point], rtol=1e-4, atol=1e-5)
+            assert derived.histograms[point].reach == direct.histograms[point].reach
+            difference = np.abs(derived.histograms[point].counts - direct.histograms[point].counts).sum()
+            assert difference < 0.01 * direct.histograms[point].counts.sum()
 
 
 def test_statistics_of_the_first_factor_are_not_limited(keras: Any) -> None:
