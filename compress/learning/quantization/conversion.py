@@ -24,7 +24,7 @@ from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.layer_specs.functions import PRESCRIBED_RANGES
 from compress.model.tflite import graph as graphs
 from compress.model.tflite.edit import Edit, compact
-from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.graph import NONE, Graph, Tensor
 
 STEP = 0.01
 """Distance of the widths of the ranges by which points are recognized; chosen: no two of 10,000 have the same scale."""
@@ -86,9 +86,10 @@ class ConvertedNetwork:
         tensors = quantizer_placement.find(restructured(network, plan))
         fixed = quantizer_placement.fixed(restructured(network, plan), tensors)
         ranges = dict(plan.ranges)
-        for number, point in enumerate(plan.ranges):
+        for number, (point, (low, _)) in enumerate(plan.ranges.items()):
             if point not in fixed:
-                ranges[point] = (0.0, 1.0 + STEP * number)
+                width = 1.0 + STEP * number
+                ranges[point] = (-width / 2, width / 2) if low < 0 else (0.0, width)
         plan = replace(plan, ranges=ranges)
         graph = compact(graphs.parse(export.convert(network, plan, io)))
         points = _points(graph, {point: limits for point, limits in ranges.items() if point not in fixed})
@@ -171,16 +172,13 @@ def _weights(graph: Graph, network: Network) -> tuple[_Weights, ...] | None:
         names = [layer.name for layer in layers if kernel.dtype == "INT8" and _has_kernel(layer, kernel)]
         if len(names) != 1:
             return None
-        weights.append(_Weights(names[0], operator.inputs[INPUT_OF[operator.name]], kernel.index, _bias(operator)))
+        source = operator.inputs[INPUT_OF[operator.name]]
+        bias = (*operator.inputs, NONE)[min(BIAS_OF[operator.name], len(operator.inputs))]
+        weights.append(_Weights(names[0], source, kernel.index, bias))
     shared = {constants.bias: constants for constants in weights}
     is_shared = any(constants.bias != NONE and shared[constants.bias] != constants for constants in weights)
     complete = {constants.layer for constants in weights} == {layer.name for layer in layers}
     return tuple(weights) if complete and not is_shared else None
-
-
-def _bias(operator: Operator) -> int:
-    index = BIAS_OF[operator.name]
-    return operator.inputs[index] if index < len(operator.inputs) else NONE
 
 
 def _has_kernel(layer: Layer, tensor: Tensor) -> bool:
