@@ -19,7 +19,7 @@ from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.transfer import TransferSettings
 from compress.model.ir.layer_specs.functions import Activation
 
-SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", "search")
+SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding")
 """Settings of the search, which have no effect with a plan."""
 
 

@@ -289,7 +289,7 @@ def fitting(keras: Any) -> tuple[Network, str]:
     return net, calibrate(net, Blobs().inputs("train")).to_json()
 
 
-@pytest.mark.parametrize("setting", ["ranges", "equalize", "correct_bias", "rounding", "search"])
+@pytest.mark.parametrize("setting", ["ranges", "equalize", "separate_gates", "correct_bias", "rounding"])
 def test_a_plan_goes_without_what_is_searched(setting: str) -> None:
     default = Quantize.model_fields[setting].default
     with pytest.raises(ValidationError, match=f"{setting}: a `plan` replaces the search; remove one"):
