@@ -93,7 +93,10 @@ class Simulation:
 
         The samples are some dozen at most, since all values are in memory at once.
         """
-        results = [run(self.model, batch) for batch in batches(self.network, samples)]
+        import tensorflow
+
+        # As tensors: Keras warns about the structure of the inputs if it converts arrays itself.
+        results = [run(self.model, tensorflow.constant(batch)) for batch in batches(self.network, samples)]
         outputs = [flattened(result[: self._output_count]) for result in results]
         parts = [[np.asarray(value) for value in result[self._output_count :]] for result in results]
         by_point = zip(self.tensors, zip(*parts, strict=True), strict=True)
