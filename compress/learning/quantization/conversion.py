@@ -159,7 +159,7 @@ def _points(graph: Graph, ranges: Mapping[str, tuple[float, float]]) -> dict[int
 def _weights(graph: Graph, network: Network) -> tuple[_Weights, ...] | None:
     """Return the constants of all operators with kernels; None if the layer of one is unknown.
 
-    `network` is the one that was converted, with its kernels on their grid.
+    `network` is the converted network, with its kernels on their grid.
     """
     layers = [layer for layer in network.layers.values() if spec_of(layer).kernel is not None]
     weights: list[_Weights] = []

@@ -58,14 +58,15 @@ def errors(
 ) -> list[LayerError]:
     """Return every rounded tensor, the one that costs most first.
 
-    What each tensor adds to the error of the outputs is computed to first order, so that one gradient gives all.
+    The contribution of each tensor to the error of the outputs is computed to first order: one gradient gives the
+    contributions of all tensors.
 
     Args:
         network: in canonical form.
         plan: what it is quantized by.
         samples: preprocessed samples [n, ...]; a few dozen are enough.
         simulation: of the plan's network (`plan.restructured`) without a softmax at its end; None builds one.
-        progress: receives the number of tensors that are done.
+        progress: receives the number of samples that are done.
     """
     if simulation is None:
         simulation = Simulation(quantizer_placement.without_softmax(restructured(network, plan)))
@@ -117,8 +118,9 @@ def _contributions(
 ) -> dict[str, float]:
     """Return what the change of each tensor adds to the energy of an error of the outputs, to first order.
 
-    The energy of an error is its scalar product with itself, and the error is the sum of what the changes cause. Their
-    products with the error add up to its energy; those of changes that make it smaller are 0 in the result.
+    The energy of an error is the scalar product of the error with itself, and the error is the sum of the effects of all
+    changes. So the products of the effects with the error add up to the energy. The product of a change that makes the
+    error smaller is negative; the result has 0 for this change.
 
     Args:
         simulation: it computes the float network.
@@ -129,7 +131,7 @@ def _contributions(
         progress: receives the number of samples that are done.
 
     Returns:
-        Energies by point, by layer and WEIGHTS, and by layer and SHIFTS.
+        The energies by point, by layer and WEIGHTS, and by layer and SHIFTS.
     """
     import tensorflow
 

@@ -2,8 +2,8 @@
 
 Candidates are compared with the float model, sample by sample, on held-out samples. Each candidate is a .tflite file:
 the network is converted once, and the files of other plans follow by edits (`conversion`). Statistics of the
-activations are collected once; those of an equalized network follow from them, since every channel of it is the
-original one divided by its factor.
+activations are collected once; the statistics of an equalized network follow from the collected ones, since each
+channel of the equalized network is the original channel divided by a factor.
 """
 
 from __future__ import annotations
@@ -389,8 +389,8 @@ class Search:
     ) -> QuantizationPlan:
         """Return a plan with the ranges of a scaled network by the method of the best plan.
 
-        The statistics of a scaled network have no histograms. For methods that need them, the ranges are narrowed as
-        the method narrowed those of the best plan; `ranges` tries the method itself afterwards.
+        The statistics of a scaled network have no histograms. For methods that need them, the full ranges
+        are narrowed as the method narrowed the ranges of the best plan; `ranges` tries the method itself afterwards.
         """
         method = state.range_method
         if method in WITHOUT_HISTOGRAMS:
@@ -517,7 +517,7 @@ class _Structure:
         return Simulation(self.compared)
 
     def changed(self, factors: Factors, by_channel: Sequence[LayerOutput], original: Statistics) -> set[LayerOutput]:
-        """Return the tensors, scaled by factors, whose statistics do not follow from those of the original network."""
+        """Return the tensors of the network, scaled by factors, for which the original statistics do not hold."""
         numbered = equalization.by_number(self.channels, factors)
         divisors = equalization.divisors(self.channels, numbered)
         tensors = {*quantizer_placement.find(self.network), *by_channel}

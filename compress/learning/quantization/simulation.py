@@ -1,7 +1,7 @@
 """The quantized network in float arithmetic, with ranges and weights that change without a rebuild.
 
-It rounds the same tensors to the same steps as the .tflite file, and shows the values inside. Only the rounding inside
-integer operators differs.
+The simulation rounds the same tensors to the same steps as the .tflite file, and shows the values inside the network.
+Only the rounding inside integer operators differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Observer = Callable[[Any, tuple[Any, ...], Any], Any]
 
 
 class Simulation:
-    """A Keras model that computes a network as float, rounded by a plan, or with some tensors rounded only.
+    """A Keras model that computes a network in float arithmetic, or rounded by a plan.
 
     Attributes:
         network: in canonical form, with a bias in every layer whose outputs a plan can shift.

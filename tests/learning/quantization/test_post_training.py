@@ -71,7 +71,7 @@ def test_statistics_of_an_equalized_network_follow_from_those_of_the_original(ke
 
 
 def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file is converted, from which those of all candidates follow, and another one is the result."""
+    """One conversion gives the files of all candidates, and a second conversion gives the result."""
     conversions = []
     convert = export.convert
 

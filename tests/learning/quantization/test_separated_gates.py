@@ -156,7 +156,7 @@ def test_both_layers_are_trained(keras: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["silu", "hard_silu"])
 def test_statistics_are_collected_once(keras: Any, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the network with a separated gate and factors follow, but for the tensors that change."""
+    """After the first run of the network, only the tensors that a separated gate and factors change are observed."""
     observed: list[int] = []
     run = activation_statistics._runs
 
