@@ -118,9 +118,9 @@ def _contributions(
 ) -> dict[str, float]:
     """Return what the change of each tensor adds to the energy of an error of the outputs, to first order.
 
-    The energy of an error is the scalar product of the error with itself, and the error is the sum of the effects of all
-    changes. So the products of the effects with the error add up to the energy. The product of a change that makes the
-    error smaller is negative; the result has 0 for this change.
+    The energy of an error is the scalar product of the error with itself, and the error is the sum of the effects of
+    all changes. So the products of the effects with the error add up to the energy. The product of a change that makes
+    the error smaller is negative; the result has 0 for this change.
 
     Args:
         simulation: it computes the float network.
