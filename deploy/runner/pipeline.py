@@ -21,6 +21,7 @@ import io
 import itertools
 import json
 import os
+import queue
 import re
 import threading
 import time
@@ -68,37 +69,39 @@ _END = object()
 
 
 class _Channel:
-    """A queue with a limit that can be closed: threads that wait for the queue then get an exception."""
+    """A queue with a limit that can be closed: threads that wait for the queue then get an exception.
+
+    It is made of `queue.SimpleQueue`, whose operations are single steps for Python's signals. Ctrl-C inside a
+    `threading.Condition` (and so in `queue.Queue`) can leave its lock held, or release the lock twice.
+    """
 
     def __init__(self, limit: int) -> None:
-        self._items: Deque[Any] = collections.deque()
-        self._limit = limit
-        self._changed = threading.Condition()
+        self._items = queue.SimpleQueue()  # type: queue.SimpleQueue[Any]
+        self._free = queue.SimpleQueue()  # type: queue.SimpleQueue[Any]
+        for _ in range(limit):
+            self._free.put(None)
         self._closed = False
 
     def put(self, item: Any) -> None:
-        with self._changed:
-            while len(self._items) >= self._limit and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                raise _ClosedError()
-            self._items.append(item)
-            self._changed.notify_all()
+        self._taken(self._free)
+        self._items.put(item)
 
     def get(self) -> Any:
-        with self._changed:
-            while not self._items and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                raise _ClosedError()
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
+        item = self._taken(self._items)
+        self._free.put(None)
+        return item
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._items.put(None)
+        self._free.put(None)
+
+    def _taken(self, source: queue.SimpleQueue[Any]) -> Any:
+        item = source.get()
+        if self._closed:
+            source.put(None)  # for the next thread that waits
+            raise _ClosedError()
+        return item
 
 
 class _Sample:

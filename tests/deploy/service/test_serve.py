@@ -163,7 +163,7 @@ def test_a_bug_outside_of_requests_does_not_end_the_service(name: str, monkeypat
         assert service.predict(1)[0] == 200
         eventually(lambda: not bug.armed)
         assert service.predict(3)[2]["top"][0]["label"] == "3"
-        assert service.metric("coralline_unexpected_errors_total") == 1
+        eventually(lambda: service.metric("coralline_unexpected_errors_total") == 1)
 
 
 def test_unexpected_errors_are_logged_without_a_flood(
