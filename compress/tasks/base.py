@@ -431,13 +431,15 @@ def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
     Infinite values count as the largest float32 values, and NaN as 0.
     """
     limit = float(np.finfo(np.float32).max)
-    expected, actual = (
-        np.nan_to_num(rows.astype(np.float64), posinf=limit, neginf=-limit) for rows in (expected, actual)
-    )
-    signal = np.maximum((expected**2).sum(axis=1), 1e-200)  # a row of zeros
-    noise = ((expected - actual) ** 2).sum(axis=1)
-    ratio = signal / np.maximum(noise, 1e-12 * signal)
-    return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
+    ratios = np.empty(len(expected))
+    for number, pair in enumerate(zip(expected, actual, strict=True)):  # one by one: rows of a detector are long
+        before, after = (row.astype(np.float64) for row in pair)
+        if not np.isfinite(before + after).all():
+            before, after = (np.nan_to_num(row, posinf=limit, neginf=-limit) for row in (before, after))
+        signal = max(before @ before, 1e-200)  # a row of zeros
+        noise = (before - after) @ (before - after)
+        ratios[number] = signal / max(noise, 1e-12 * signal)
+    return np.asarray(np.clip(10 * np.log10(ratios), -BEST_DB, BEST_DB))
 
 
 def refuse_misfit(model: Any, data: Data, outputs: int | None = None) -> None:

@@ -59,15 +59,20 @@ class ByObjects(Judge):
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the mean of the ratio of the scores and that of the boxes of likely locations."""
+        samples = zip(expected, actual, strict=True)
+        return np.array([self._ratio(before[np.newaxis], after[np.newaxis]) for before, after in samples])
+
+    def _ratio(self, expected: Rows, actual: Rows) -> float:
+        """Return the ratio of one sample [1, values]."""
         before, after = (self.detector.parts(self.detector.split(rows)) for rows in (expected, actual))
         best = self.detector.probabilities(before).max(axis=2)
         likely = np.argsort(-best, axis=1, kind="stable")[:, :LIKELY, np.newaxis]
         near, scores = [], []
         for parts in (before, after):
-            near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(len(best), -1))
+            near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(1, -1))
             score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
-            scores.append(np.concatenate(score_parts, axis=2).reshape(len(best), -1))
-        return np.asarray((snr_db(*near) + snr_db(*scores)) / 2)
+            scores.append(np.concatenate([part.reshape(1, -1) for part in score_parts], axis=1))
+        return float(snr_db(*near)[0] + snr_db(*scores)[0]) / 2
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the objects that both find; 1 if neither finds any."""

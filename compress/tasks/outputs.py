@@ -18,7 +18,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import Measurement, Metric
 from compress.data.types import Data
-from compress.model.ir.tensorflow import keras, run
+from compress.model.ir.tensorflow import flattened, keras, run
 from compress.model.tflite.interpreter import LoadedModel
 from compress.tasks.base import Head, Judge, Refusal, Rows, Shapes, Specification, Use, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
@@ -30,6 +30,8 @@ SEED = 0
 """Seed of the random combination of outputs by which the importance of channels is measured."""
 LOOKED_AT = 32
 """Number of samples that show the form and the deviation of each output."""
+TOGETHER = 4
+"""Number of these samples that are run at once: all values inside the network are in memory meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,9 @@ class OutputsTask(MeasuredTask):
         refuse_misfit(model, data)
         if specification is None:
             samples = data.inputs("train")[:LOOKED_AT]
-            values = [np.asarray(output, np.float32) for output in keras().tree.flatten(run(model, samples))]
-            rows = np.concatenate([output.reshape(len(samples), -1) for output in values], axis=1)
-            return OutputsHead(forms_of(model, rows))
+            starts = range(0, len(samples), TOGETHER)
+            batches = [keras().tree.flatten(run(model, samples[start : start + TOGETHER])) for start in starts]
+            return OutputsHead(forms_of(model, np.concatenate([flattened(outputs) for outputs in batches])))
         outputs = _outputs_in(specification)
         expected = [list(output.shape) for output in outputs]
         actual = [list(tensor.shape[1:]) for tensor in model.outputs]

@@ -75,11 +75,11 @@ def quantize(
         samples = samples or calibration.split(
             context.data, settings.calibration_samples, settings.held_out_samples, context.seed
         )
-    work = _Quantization(model, samples, settings, context)
+    work = _Quantization(model, float_file.read_bytes(), samples, settings, context)
     if lookup is not None:
         calibration_rows, held_out = lookup.rows(samples.calibration), lookup.rows(samples.held_out)
         rows = replace(samples, calibration=calibration_rows, held_out=held_out, are_rows=True)
-        work = replace(work, model=keras_graph.build(lookup.network), samples=rows)
+        work = replace(work, model=keras_graph.build(lookup.network), float_file=None, samples=rows)
     result = _without_layers(float_file, work, parts) if model is None else work.run(parts)
     with progress.phase(parts.writing):
         content, rewritten = work.legalized(result)
@@ -179,12 +179,14 @@ class _Quantization:
 
     Attributes:
         model: the model, without the lookup of an embedding.
+        float_file: the float .tflite file of the model, if there is one.
         samples: samples for calibration and comparison, as the model takes them.
         settings: the settings.
         context: data, seed, target, progress.
     """
 
     model: Any
+    float_file: bytes | None
     samples: CalibrationSplit
     settings: QuantizeSettings
     context: Context
@@ -215,6 +217,7 @@ class _Quantization:
             self.samples.calibration,
             self.samples.held_out,
             settings if settings.scales_from is None else settings.model_copy(update=without_edits),
+            float_file=self.float_file,
             plan=applied,
             judge=task_of(self.context.data).fidelity(self.context.specification, logits=True),
             note=lambda text: progress.note(f"quantize: {text}"),

@@ -34,9 +34,9 @@ DEAD = 0.25
 """Share of channels that are always 0 above which they are reported; chosen."""
 MOST_SAMPLES = 32
 """Samples for a table of errors; chosen."""
-LEAST_SAMPLES = 4
+LEAST_SAMPLES = 2
 """Samples for the table of a large network; chosen."""
-MOST_MACS = 20_000_000_000
+MOST_MACS = 10_000_000_000
 """Multiply-accumulates for a table of errors: about ten seconds of one core."""
 COST = 8
 """Runs of the network for one sample: three, the layers once more with rounded weights, and the gradients."""

@@ -103,6 +103,7 @@ def quantize(
     held_out: Samples,
     settings: PostTrainingSettings | None = None,
     *,
+    float_file: bytes | None = None,
     plan: QuantizationPlan | None = None,
     judge: Judge | None = None,
     note: Note = lambda text: None,
@@ -116,6 +117,7 @@ def quantize(
         samples: preprocessed calibration samples [n, ...].
         held_out: further preprocessed samples [m, ...], on which candidates are compared with the float model.
         settings: what to try; None for the defaults.
+        float_file: the model's float .tflite file, if there is one already.
         plan: a finished plan, which is applied instead of a search.
         judge: compares outputs; None for classifiers.
         note: receives lines of text for the user.
@@ -132,10 +134,11 @@ def quantize(
     about_model = diagnostics.about_model(network, samples, are_rows=are_rows)
     warnings = [*diagnostics.about_samples(samples), *about_model]
     network, limits = attention_masks.limited(network, samples)
+    float_file = None if limits else float_file
     for text in (*warnings, *limits):
         note(text)
     try:
-        result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note, progress)
+        result = _by_plan(network, samples, held_out, settings, float_file, plan, judge or ByClass(), note, progress)
     except FloatOperatorsError as error:
         if plan is not None:
             raise
@@ -161,6 +164,7 @@ def _by_plan(
     samples: Samples,
     held_out: Samples,
     settings: PostTrainingSettings,
+    float_file: bytes | None,
     plan: QuantizationPlan | None,
     judge: Judge,
     note: Note,
@@ -174,7 +178,7 @@ def _by_plan(
     canonical = fold.canonical(network)
     phases = _search_phases(settings, len(samples))
     progress.plan(*(phases.values() if plan is None else ()), LAYERS)
-    search = Search(canonical, samples, held_out, settings.io, judge=judge, progress=progress)
+    search = Search(canonical, samples, held_out, settings.io, float_file=float_file, judge=judge, progress=progress)
     searched = search.finished(plan) if plan is not None else _searched(search, network, settings, phases)
     for gate in separated_gates(canonical, searched.plan):
         note(f"the gate of {gate.activation} has its own copy of {gate.copied}: {gate.macs:,} more MACs")

@@ -7,6 +7,7 @@ A single corrupt sample can widen a range a hundred times.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +121,15 @@ def _searched(
         if neighbours:  # otherwise nearly all values are 0
             counts = counts.copy()
             counts[zero] = min(counts[zero], neighbours)
-    low = lowest = min(values[0], 0.0)
-    high = highest = max(values[-1], 0.0)
+    low = lowest = min(float(values[0]), 0.0)
+    high = highest = max(float(values[-1]), 0.0)
+    values, counts = values[counts > 0], counts[counts > 0]
+
+    @cache  # an end may be 0, or the same as in the first search
+    def cost_of(low: float, high: float) -> float:
+        return cost(values, counts, low, high)
+
     for _ in range(2):
-        high = min((highest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost(values, counts, low, end))
-        low = min((lowest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost(values, counts, end, high))
+        high = min((highest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost_of(low, end))
+        low = min((lowest * shrink for shrink in SHRINKS[::-1]), key=lambda end: cost_of(end, high))
     return float(low), float(high)
