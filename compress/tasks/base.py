@@ -192,6 +192,10 @@ class Head(ABC):
         return self.divergence(keras().ops.stop_gradient(soft_targets), logits, temperature)
 
 
+SMALLEST_ENERGY = 1e-3
+"""Energy of the differences of a sample below which they do not count; one probability that is off by 0.03 has it."""
+
+
 class Judge(Protocol):
     """A comparison of the outputs of two models, sample by sample, for the search of quantization."""
 
@@ -202,6 +206,18 @@ class Judge(Protocol):
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the agreement of both models on each sample, from 0 to 1."""
 
+    def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any] | None:
+        """Return what two models answer differently, as a user sees it: parts [n, values] of one unit each.
+
+        The parts can be differentiated by `actual`. None: every value of the outputs counts the same.
+
+        Args:
+            expected: outputs of the original [n, outputs].
+            actual: outputs of the other model [n, outputs].
+            maths: numpy, or `keras.ops` for tensors.
+        """
+        return None
+
     def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64] | None:
         """Return the energy of the error of each sample and output: [n, outputs], positive.
 
@@ -209,6 +225,16 @@ class Judge(Protocol):
         large error in one sample counts. None: candidates are compared by the mean of `snr_db`.
         """
         return None
+
+    def difference_energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64] | None:
+        """Return the energy of each part of the `differences` by sample: [n, parts], positive; None without parts."""
+        rows = []
+        for before, after in zip(expected, actual, strict=True):  # one by one: rows of a detector are long
+            parts = self.differences(before[np.newaxis], after[np.newaxis])
+            if parts is None:
+                return None
+            rows.append([float((part.astype(np.float64) ** 2).sum()) + SMALLEST_ENERGY for part in parts])
+        return np.array(rows)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ SAME_PLACE = 0.9
 """Overlap above which two boxes count as the same position."""
 FITTING = 0.5
 """Overlap above which a box counts as that of an object."""
+SMALLEST_SIDE = 1e-3
+"""Least height and width of a box, as a part of the image's, that shifts are relative to; chosen: below one pixel."""
 NO_AP50 = 1e-3
 """AP50 below which a detector finds objects only by chance."""
 
@@ -73,6 +75,25 @@ class ByObjects(Judge):
             score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
             scores.append(np.concatenate([part.reshape(1, -1) for part in score_parts], axis=1))
         return float(snr_db(*near)[0] + snr_db(*scores)[0]) / 2
+
+    def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
+        """Return the differences of the probabilities, of the boxes, and of the keypoints if there are any.
+
+        Each side of a box counts relative to the size of the box, and a keypoint in its own unit; both are weighted by
+        the probability that the original finds an object there.
+        """
+        detector = self.detector
+        before, after = (detector.parts(detector.split(rows, maths), maths) for rows in (expected, actual))
+        known, found = (detector.probabilities(parts, maths) for parts in (before, after))
+        corners, moved = (detector.corners(parts.boxes, maths=maths) for parts in (before, after))
+        sizes = maths.maximum(corners[..., 2:] - corners[..., :2], SMALLEST_SIDE)
+        # A box that moved by its own size is lost; farther makes no difference.
+        shifts = maths.clip((moved - corners) / maths.concatenate([sizes, sizes], axis=-1), -1.0, 1.0)
+        likely = maths.max(known, axis=-1, keepdims=True)
+        parts = [found - known, shifts * likely]
+        if before.keypoints is not None and after.keypoints is not None:
+            parts.append((after.keypoints - before.keypoints) * likely)
+        return [maths.reshape(part, (-1, part.shape[1] * part.shape[2])) for part in parts]
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the objects that both find; 1 if neither finds any."""

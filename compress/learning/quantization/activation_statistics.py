@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from compress.core.errors import StageError
 from compress.core.progress import SILENT, Phase, Progress
 from compress.learning.quantization import quantizer_placement
-from compress.model.ir.keras_graph import LayerOutput, Network, build, subnetwork
+from compress.model.ir.keras_graph import LayerOutput, Network, build, subnetwork, tensors_in
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.passes.fold import split_activations
 from compress.model.ir.tensorflow import batch_signature, keras, run
+from compress.tasks.base import Judge
 
 BATCH = 32
 """Samples that are run at once, at most; chosen."""
@@ -298,6 +299,70 @@ def collect(
     return summarized(extremes, points, counts, prescribed, quantizer_placement.saturating(network, points))
 
 
+def effects(
+    network: Network, samples: NDArray[np.float32], judge: Judge, progress: Progress = SILENT
+) -> dict[str, ActivationHistogram] | None:
+    """Return by point the distribution of its values, in which each value counts by its effect on the outputs.
+
+    The effect of a small error of a value is the energy of the judge's `differences`, to first order. A random
+    combination of the differences has a derivative whose expected square is that energy: the diagonal of the
+    Gauss-Newton matrix. Source: Nagel et al., A White Paper on Neural Network Quantization, 2021, section 3.1 (ranges
+    by the error of the outputs); Li et al., BRECQ, ICLR 2021, section 3.3 (the diagonal from gradients).
+
+    Args:
+        network: in canonical form, with the outputs that the judge compares.
+        samples: preprocessed calibration samples [n, ...]; a few are enough.
+        judge: says which differences of the outputs count.
+        progress: receives the number of samples that are done.
+
+    Returns:
+        None if the judge has no differences, or a layer has no derivative.
+    """
+    import tensorflow
+
+    library = keras()
+    points = quantizer_placement.find(network)
+    outputs = list(tensors_in(network.outputs))
+    tensors = list(dict.fromkeys([*outputs, *points]))
+    model = build(subnetwork(network, tensors))
+    sizes = [prod(output.shape[1:]) for output in model.outputs[: len(outputs)]]
+    zeros = np.zeros((1, sum(sizes)))
+    if judge.differences(zeros, zeros) is None:
+        return None
+
+    signature = [batch_signature(model), tensorflow.TensorSpec((2,), "int32")]
+
+    @tensorflow.function(input_signature=signature, autograph=False)
+    def derivatives(batch, seed):  # type: ignore[no-untyped-def]
+        with tensorflow.GradientTape() as tape:
+            tape.watch(batch)
+            values = library.tree.flatten(run(model, batch))
+            pairs = zip(values[: len(outputs)], sizes, strict=True)
+            rows = tensorflow.concat([tensorflow.reshape(value, (-1, size)) for value, size in pairs], axis=1)
+            combined = 0.0
+            for part in judge.differences(tensorflow.stop_gradient(rows), rows, library.ops) or ():
+                noise = tensorflow.random.stateless_normal(tensorflow.shape(part), seed)
+                combined += tensorflow.reduce_sum(part * noise)
+        return values, tape.gradient(combined, values, unconnected_gradients="zero")
+
+    histograms: dict[str, ActivationHistogram] = {}
+    done = 0
+    for number, batch in enumerate(batches(network, samples)):
+        try:
+            values, gradients = derivatives(tensorflow.constant(batch), tensorflow.constant([number, 0]))
+        except LookupError:  # an operation without a derivative
+            return None
+        for tensor, value, gradient in zip(tensors, values, gradients, strict=True):
+            if tensor not in points:
+                continue
+            array, point = np.asarray(value), points[tensor]
+            added = _histogram(array, float(np.abs(array).max()), np.square(np.asarray(gradient)))
+            histograms[point] = histograms[point] + added if point in histograms else added
+        done += len(batch)
+        progress.update(done, len(samples))
+    return histograms
+
+
 def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: list[NDArray[Any]], first: int) -> None:
     """Name the tensor and the sample where values are NaN or infinite; `first` is the number of the first sample."""
     for tensor, limits in zip(tensors, extremes, strict=True):
@@ -392,11 +457,18 @@ def _extremes(value: NDArray[np.float32], by_channel: bool) -> NDArray[np.float3
     return np.stack([low, high])
 
 
-def _histogram(value: NDArray[np.float32], largest: float) -> ActivationHistogram:
-    """Return the histogram of a tensor [batch, ...] whose largest magnitude is `largest`."""
+def _histogram(
+    value: NDArray[np.float32], largest: float, weights: NDArray[np.float32] | None = None
+) -> ActivationHistogram:
+    """Return the histogram of a tensor [batch, ...] whose largest magnitude is `largest`.
+
+    With weights [batch, ...] every value counts; otherwise a part of the values of a large tensor does.
+    """
     reach = 2.0 ** ceil(log2(min(max(largest, SMALLEST_REACH), LARGEST_REACH)) + 1e-4)
-    bins = ((_thinned(value) + reach) * (BINS / 2 / reach)).astype(np.int64)
-    return ActivationHistogram(reach, np.bincount(np.clip(bins, 0, BINS - 1), minlength=BINS).astype(np.float64))
+    counted = _thinned(value) if weights is None else value.ravel()
+    bins = np.clip(((counted + reach) * (BINS / 2 / reach)).astype(np.int64), 0, BINS - 1)
+    counts = np.bincount(bins, None if weights is None else weights.ravel(), BINS)
+    return ActivationHistogram(reach, counts.astype(np.float64))
 
 
 def _thinned(value: NDArray[np.float32]) -> NDArray[np.float32]:

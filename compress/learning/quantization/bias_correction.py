@@ -19,7 +19,7 @@ from compress.learning.quantization.simulation import Simulation, takes_shift
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
-LARGEST_BATCHES = 2
+LARGEST_BATCHES = 4
 """Batches of large activations (`activation_statistics.batch_size`) that are in memory at once, in addition."""
 Shifts = dict[str, tuple[float, ...]]
 
@@ -40,23 +40,24 @@ def measured_shifts(
     """
     corrected = {layer.name for layer in simulation.network.layers.values() if takes_shift(layer)}
     chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(simulation.network))]
-    means: dict[str, NDArray[np.float32]] = {}
+    values: dict[str, NDArray[np.float32]] = {}
     shifts: Shifts = {}
 
     def measure(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
         del inputs
         if layer.name in corrected:
-            means[layer.name] = _means(output)
-            progress.update(len(means), 2 * len(corrected))
+            values[layer.name] = np.asarray(output)
+            progress.update(len(values), 2 * len(corrected))
         return output
 
     def correct(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
         del inputs
         if layer.name not in corrected:
             return output
-        shift = means[layer.name] - _means(output)
+        difference = values.pop(layer.name) - np.asarray(output)
+        shift = np.median(difference.reshape(-1, difference.shape[-1]), axis=0)
         shifts[layer.name] = tuple(shift.tolist())
-        progress.update(len(means) + len(shifts), 2 * len(corrected))
+        progress.update(len(corrected) + len(shifts), 2 * len(corrected))
         return output + shift
 
     simulation.use_float(plan)
@@ -64,11 +65,3 @@ def measured_shifts(
     simulation.use_plan(replace(plan, bias_shifts={}))
     simulation.run_layers(chosen, correct)
     return shifts
-
-
-def _means(outputs: Any) -> NDArray[np.float32]:
-    """Return the mean of each channel over all samples and positions."""
-    import tensorflow
-
-    axes = list(range(len(outputs.shape) - 1))
-    return np.asarray(tensorflow.reduce_mean(outputs, axis=axes))

@@ -232,6 +232,8 @@ def _search_phases(settings: PostTrainingSettings, samples: int) -> dict[str, Ph
         phases.append(Phase("equalization", 3 * candidate))
     if settings.equalize == "auto" and settings.separate_gates == "auto":
         phases.append(Phase("separate gates", candidate))
+    if settings.ranges == "auto":
+        phases.append(Phase("effects on the outputs", BUILD + candidate, unit="sample"))
     if settings.correct_bias == "auto":
         phases.append(Phase("bias correction", BUILD / 2 + candidate, unit="layer"))
     if settings.rounding == "adaround":
@@ -266,6 +268,9 @@ def _searched(
     if equalizes and settings.separate_gates == "auto":
         with phase(phases["separate gates"]):
             state = _with_best_ranges(search, state, search.with_separated_gates(state), methods)
+    if settings.ranges == "auto":
+        with phase(phases["effects on the outputs"]):
+            state = search.with_weighted_ranges(state)
     if settings.correct_bias == "auto":
         with phase(phases["bias correction"]):
             state = search.with_corrected_biases(state)
