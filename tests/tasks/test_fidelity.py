@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,26 @@ def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch)
     assert by_objects.snr_db(expected, near)[0] < 45
     scored = expected + np.float32(0.5) * (np.arange(12) >= 8)
     assert by_objects.snr_db(expected, scored)[0] < 45
+
+
+def test_users_see_probabilities_and_the_boxes_of_likely_anchors(keras: Any) -> None:
+    by_objects = ByObjects(Detector(ANCHORS))
+    expected = row(4, NOTHING, NOTHING, NOTHING)
+    actual = expected.copy()
+    actual[0, 8] = 0.0  # the score of the first class at the first anchor
+    scores, boxes = by_objects.differences(expected, actual)
+    assert scores[0, 0] == pytest.approx(0.5 - 1 / (1 + np.exp(-4)), abs=1e-4)
+    assert not scores[0, 1:].any()
+    assert not boxes.any()
+    for anchor, moved in ((0, True), (1, False)):
+        actual = expected.copy()
+        actual[0, 4 * anchor : 4 * anchor + 4] += 100.0
+        _, boxes = by_objects.differences(expected, actual)
+        assert (np.abs(boxes).max() > 0.9) == moved
+        assert np.abs(boxes).max() <= 1
+    tensors = by_objects.differences(*(keras.ops.convert_to_tensor(rows) for rows in (expected, actual)), keras.ops)
+    for tensor, array in zip(tensors, by_objects.differences(expected, actual), strict=True):
+        np.testing.assert_allclose(np.asarray(tensor), array, atol=1e-5)
 
 
 def test_scores_before_a_sigmoid_are_read_as_logits() -> None:

@@ -32,11 +32,10 @@ from compress.learning.quantization.plan import (
     nudged,
     packed,
     rounded,
-    shifted,
     unpacked,
 )
 from compress.learning.quantization.quantizer_placement import without_softmax
-from compress.learning.quantization.search import Search, SearchResult, SearchState
+from compress.learning.quantization.search import PlanCandidate, Search, SearchResult, SearchState
 from compress.learning.quantization.simulation import Simulation
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import LayerOutput, Network
@@ -44,6 +43,7 @@ from compress.model.ir.passes.fold import canonical
 from compress.model.tflite import graph
 from compress.pipeline.stages.quantize import Quantize
 from compress.tasks.base import Judge, snr_db
+from compress.tasks.classification import ByClass
 
 pytestmark = pytest.mark.tensorflow
 
@@ -291,23 +291,80 @@ def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
 # --- bias -------------------------------------------------------------------------------
 
 
-def test_a_shift_brings_the_mean_back(keras: Any) -> None:
-    net = folded(keras, networks.plain)
+def test_a_shift_brings_the_middle_back_whatever_saturates(keras: Any) -> None:
+    """The output of the last layer is compared, which the ranges of all layers before it move."""
+    net = without_softmax(folded(keras, networks.plain))
     samples = images(bias_correction.SAMPLES)
     plan = calibration.calibrate(net, samples)
-    coarse = {name: (low / 4, high / 4) for name, (low, high) in plan.ranges.items()}  # saturates: the mean moves
+    (last,) = {tensor.layer for tensor in keras_graph.tensors_in(net.outputs)}
+    coarse = {  # a part of the values saturates
+        name: (low, high) if name == last else (low / 2, high / 2) for name, (low, high) in plan.ranges.items()
+    }
+    simulation = Simulation(net)
+    simulation.use_float()
+    expected, _ = simulation.values(samples)
     plan = QuantizationPlan(coarse, "too narrow")
-    shifts = bias_correction.measured_shifts(Simulation(net), plan, samples)
-    last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
-    expected_means = activation_statistics.means_by_channel(net, [LayerOutput(last)], samples)[LayerOutput(last)]
-    from compress.learning.quantization import fake_quantization, quantizer_placement
+    shifts = bias_correction.measured_shifts(simulation, plan, samples)
+    middles = []
+    for bias_shifts in ({name: shift for name, shift in shifts.items() if name != last}, shifts):
+        simulation.use_plan(replace(plan, bias_shifts=bias_shifts))
+        actual, _ = simulation.values(samples)
+        middles.append(np.abs(np.median(actual - expected, axis=0)).max())
+    assert middles[1] < 0.2 * middles[0]
 
-    deviations = []
-    for bias_shifts in ({}, shifts):
-        quantized = fake_quantization.insert(shifted(gridded(net), bias_shifts), quantizer_placement.find(net), plan)
-        means = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
-        deviations.append(np.abs(means - expected_means).max())
-    assert deviations[1] < 0.05 * deviations[0]
+
+def effect_network(keras: Any) -> Network:
+    """Two outputs of the first two of three values."""
+    image = keras.Input((3,), name="image")
+    model = keras.Model(image, keras.layers.Dense(2, use_bias=False)(image))
+    model.layers[-1].set_weights([np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])])
+    return canonical(keras_graph.read(model))
+
+
+def effect_samples(count: int) -> NDArray[np.float32]:
+    """Samples for it, whose third value is a hundred times larger."""
+    values = np.random.default_rng(0).uniform(0.5, 1, (count, 3)) * (1, 1, 100)
+    return values.astype(np.float32)
+
+
+class ByValues(Judge):
+    """A judge to whom every value of the outputs counts the same."""
+
+    def same(self, expected: Any, actual: Any) -> Any:
+        return np.ones(len(expected))
+
+    def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
+        return [actual - expected]
+
+
+def test_values_count_by_their_effect_on_the_outputs(keras: Any) -> None:
+    samples, net = effect_samples(64), effect_network(keras)
+    effects = activation_statistics.effects(net, samples, ByValues())
+    assert effects is not None
+    centres, counts = effects["image"].within(-100, 100)
+    assert counts[centres > 2].sum() == 0  # of the third value
+    assert counts.sum() == pytest.approx(64 * (1 + 4), rel=0.3)
+    assert activation_statistics.effects(net, samples, ByClass()) is None
+
+
+def test_a_range_is_as_narrow_as_the_outputs_allow(keras: Any) -> None:
+    search = Search(effect_network(keras), effect_samples(40), effect_samples(30), judge=ByValues())
+    state = search.ranges(["minmax"])
+    better = search.with_weighted_ranges(state)
+    assert state.plan.ranges["image"][1] == pytest.approx(100, rel=0.05)
+    assert better.plan.ranges["image"][1] < 40  # a third of the whole range is the narrowest that is tried
+    assert better.result.trials[-1].kept
+
+
+def test_what_a_user_sees_decides_before_the_values() -> None:
+    def candidate(snr_db: float, seen: float) -> PlanCandidate:
+        noise = np.random.default_rng(0).normal(0, 0.01, 20)
+        energies = np.tile(10 ** (-(seen + noise[:, None]) / 10), (1, 2))
+        return PlanCandidate(QuantizationPlan({}, ""), "minmax", snr_db + noise, np.ones(20), None, energies)
+
+    assert candidate(18, 10).gain(candidate(20, 8)).is_significant
+    assert not candidate(22, 7).gain(candidate(20, 8)).is_possible
+    assert candidate(22, 8).gain(candidate(20, 8)).is_significant
 
 
 # --- the search -------------------------------------------------------------------------
