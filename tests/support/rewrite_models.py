@@ -128,6 +128,27 @@ def depth_to_space() -> Graph:
     return one_op.one("DEPTH_TO_SPACE", [MAP], made(1, 16, 16, 2), 2, blockSize=2)
 
 
+def even_and_odd() -> Graph:
+    """The even and the odd channels, of which the odd ones are rectified, as FastestDet's backbone splits them."""
+    half = made(1, 8, 8, 4)
+    tensors = {"x": MAP, "pairs": made(1, 8, 8, 4, 2), "to": integers(1, 8, 8, 4, 2), "step": integers(1, 1, 1, 1, 1)}
+    tensors |= {"map": integers(1, 8, 8, 4), "odd rectified": half, "y": MAP}
+    operators = [Op("RESHAPE", ["x", "to"], ["pairs"])]
+    for number, name in enumerate(("even", "odd")):
+        tensors |= {f"{name} pair": made(1, 8, 8, 4, 1), name: half}
+        tensors |= {f"{name} from": integers(0, 0, 0, 0, number), f"{name} to": integers(1, 8, 8, 4, number + 1)}
+        inputs = ["pairs", f"{name} from", f"{name} to", "step"]
+        operators += [
+            Op("STRIDED_SLICE", inputs, [f"{name} pair"], 2),
+            Op("RESHAPE", [f"{name} pair", "map"], [name]),
+        ]
+    operators += [
+        Op("RELU", ["odd"], ["odd rectified"], 2),
+        Op("CONCATENATION", ["even", "odd rectified"], ["y"], 2, {"axis": 3}),
+    ]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
 def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...], function: str = "") -> Graph:
     """A reshape, a transpose with more dimensions than the Edge TPU has, a function of the result, and a reshape."""
     moved, sigmoid = tuple(chosen[axis] for axis in order), {"step": 1 / 256, "zero_point": -128} if function else {}
@@ -320,6 +341,7 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("data_movement_chain", "symmetry", lambda: mirrored(1)),
     ("data_movement_chain", "channels here and there", lambda: gather(6, 1, 1, 3, out=(1, 8, 8, 4))),
     ("data_movement_chain", "channel shuffle", lambda: shuffled((1, 8, 8, 2, 4), (0, 1, 2, 4, 3), (1, 8, 8, 8))),
+    ("data_movement_chain", "even and odd channels", even_and_odd),
     ("data_movement_chain", "to depth", lambda: shuffled((1, 4, 2, 4, 2, 8), (0, 1, 3, 2, 4, 5), (1, 4, 4, 32))),
     ("data_movement_chain", "from depth", lambda: shuffled((1, 8, 8, 2, 2, 2), (0, 1, 4, 2, 5, 3), (1, 16, 16, 2))),
     (

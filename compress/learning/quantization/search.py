@@ -438,7 +438,7 @@ class Search:
         return replace(state, result=self._try(state.result, "ranges", "weighted mse", plan, state.range_method))
 
     def with_corrected_biases(self, state: SearchState) -> SearchState:
-        """Try to shift the mean of every layer's outputs back to that of the float model."""
+        """Try to shift the outputs of every layer back by the median of their errors."""
         simulation = self.simulation(state.plan)
         shifts = bias_correction.measured_shifts(simulation, state.plan, state.ordinary, self.progress)
         plan = replace(state.plan, bias_shifts=shifts)

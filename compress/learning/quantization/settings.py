@@ -13,7 +13,8 @@ class PostTrainingSettings(Settings):
     """Settings of post-training quantization."""
 
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
-    """How activation ranges are chosen. auto: the method that agrees best with the float model."""
+    """How activation ranges are chosen. auto: the method that agrees best with the float model; for a detector also the
+    mean squared error in which each value counts by its effect on scores and boxes."""
     equalize: Literal["auto", "off"] = "auto"
     """auto: apply cross-layer equalization if it helps. It does not change the function of the model. It is not applied
     to clustered weights."""
@@ -22,7 +23,7 @@ class PostTrainingSettings(Settings):
     helps: its large and small channels then get steps of their own. The copy costs its MACs again; the function stays
     the same. It needs `equalize: auto`."""
     correct_bias: Literal["auto", "off"] = "auto"
-    """auto: correct biases for the mean error that quantization causes in each layer, if it helps."""
+    """auto: correct biases for the median error that quantization causes in each layer, if it helps."""
     rounding: Literal["nearest", "adaround"] = "nearest"
     """nearest: round each weight to the nearest step. adaround: round up or down as is best for the layer's output;
     takes minutes."""

@@ -35,29 +35,44 @@ Table = NDArray[np.int64]
 
 
 def data_movement_chain(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """Replace tiles, mirrors, and 5-dimensional reshapes and transposes (upsampling, channel shuffles) by
-    RESIZE_NEAREST_NEIGHBOR, a convolution with ones and zeros, or SLICE and CONCATENATION."""
+    """Replace tiles, mirrors, and 5-dimensional reshapes and transposes (upsampling, channel shuffles, splits of even
+    and odd channels) by RESIZE_NEAREST_NEIGHBOR, a convolution with ones and zeros, or SLICE and CONCATENATION."""
     chain = _chain(operator, graph)
     position = next((i for i, link in enumerate(chain) if link.index == operator.index), None)
     if position is None:
         return
     for first in range(position + 1):
         for last in range(len(chain) - 1, position - 1, -1):
-            x, out = graph.tensors[chain[first].inputs[0]], graph.output_tensors(chain[last])[0]
-            indices = _source_indices(chain[first : last + 1], x, out, graph)
-            if indices is None:
-                continue
             edit = Edit(graph)
-            edit.remove(*chain[first : last + 1])
-            tables = _axis_tables(indices, x)
-            if tables is not None:
-                _write(edit, x, out, tables)
+            if _replace(edit, chain[first : last + 1], graph):
                 yield edit
-            elif (blocks := _block_selection(indices, x)) is not None:
-                _write_blocks(edit, x, out, blocks)
-                yield edit
-            elif _add_merged_transpose(edit, chain[first : last + 1], x, out, graph):
-                yield edit
+    branches = [[*chain, *_chain_behind(after, graph)] for after in graph.consumers.get(chain[-1].outputs[0], ())]
+    if len(branches) > 1 and chain[-1].outputs[0] not in graph.outputs:
+        edit = Edit(graph)
+        if all(_replace_longest(edit, branch, len(chain) + 1, graph) for branch in branches):
+            yield edit
+
+
+def _replace_longest(edit: Edit, links: Sequence[Operator], least: int, graph: Graph) -> bool:
+    """Replace as many operators of a chain as possible, at least the first `least` ones; return whether it can be."""
+    return any(_replace(edit, links[:count], graph) for count in range(len(links), least - 1, -1))
+
+
+def _replace(edit: Edit, links: Sequence[Operator], graph: Graph) -> bool:
+    """Replace operators that only move values by others with the same effect; return whether there are such."""
+    x, out = graph.tensors[links[0].inputs[0]], graph.output_tensors(links[-1])[0]
+    indices = _source_indices(links, x, out, graph)
+    if indices is None:
+        return False
+    tables = _axis_tables(indices, x)
+    if tables is not None:
+        _write(edit, x, out, tables)
+    elif (blocks := _block_selection(indices, x)) is not None:
+        _write_blocks(edit, x, out, blocks)
+    elif not _add_merged_transpose(edit, links, x, out, graph):
+        return False
+    edit.remove(*links)
+    return True
 
 
 def elementwise_before_movement(operator: Operator, graph: Graph) -> Iterator[Edit]:
@@ -88,9 +103,17 @@ def _chain(operator: Operator, graph: Graph) -> list[Operator]:
     """Return the longest chain of movement operators around an operator; only the chain uses its inner tensors."""
     if not _moves_only(operator, graph):
         return []
-    chain = [operator]
+    chain = _chain_behind(operator, graph)
     while (before := graph.producer.get(chain[0].inputs[0])) and _moves_only(before, graph) and _private(before, graph):
         chain.insert(0, before)
+    return chain
+
+
+def _chain_behind(operator: Operator, graph: Graph) -> list[Operator]:
+    """Return an operator and the chain of movement operators that follows it; empty if it is not one itself."""
+    if not _moves_only(operator, graph):
+        return []
+    chain = [operator]
     while _private(chain[-1], graph) and _moves_only(after := graph.consumers[chain[-1].outputs[0]][0], graph):
         chain.append(after)
     return chain
