@@ -57,3 +57,15 @@ def test_a_batch_norm_without_scale_or_centre_folds(keras: Any) -> None:
     x = keras.layers.BatchNormalization(center=False)(x)
     network = folded(keras.Model(image, keras.layers.Flatten()(x)))
     assert "BatchNormalization" not in {layer.kind for layer in network.layers.values()}
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_division_by_a_square_root_becomes_a_product(keras: Any, looked_at: bool) -> None:
+    """A root that another layer uses too stays."""
+    image = keras.Input((8,))
+    root = keras.ops.sqrt(keras.ops.mean(keras.ops.square(image), axis=-1, keepdims=True) + 1e-3)
+    quotient = image / root
+    network = folded(keras.Model(image, quotient + root if looked_at else quotient))
+    kinds = {layer.kind for layer in network.layers.values()}
+    assert ({"Sqrt", "TrueDivide"} <= kinds) == looked_at
+    assert ({"Rsqrt", "Multiply"} <= kinds) != looked_at

@@ -24,7 +24,7 @@ from compress.model.ir.passes.decompose import decomposed, gamma_and_beta, scale
 
 def canonical(network: Network) -> Network:
     """Return the same function in canonical form: one step per layer, and batch norms folded where possible."""
-    return _everywhere(decomposed, _everywhere(_fold_batch_norms, unfolded(network)))
+    return _everywhere(_by_inverse_root, _everywhere(decomposed, _everywhere(_fold_batch_norms, unfolded(network))))
 
 
 def unfolded(network: Network) -> Network:
@@ -103,6 +103,28 @@ def _split_activations(network: Network, name: str) -> Network:
     new = network.free_name(f"{name}_activation")
     config = {"name": new, "activation": activation}
     return appended(network, layer.configured(activation="linear"), ACTIVATION, config)
+
+
+def _by_inverse_root(network: Network, name: str) -> Network:
+    """Multiply by an inverse square root instead of dividing by a square root, as in normalizations.
+
+    TensorFlow Lite has no 8-bit division or square root, and the Edge TPU has the inverse square root.
+    """
+    quotient = network.layers[name]
+    inputs = quotient.inputs() if len(quotient.calls) == 1 else []
+    if quotient.kind not in ("Divide", "TrueDivide") or len(inputs) != 2:
+        return network
+    root = network.layers[inputs[1].layer]
+    if root.kind != "Sqrt" or len(root.calls) != 1 or network.consumers()[inputs[1]] != [(name, 0)]:
+        return network
+    changed = {name: _as_operation(quotient, "numpy", "Multiply"), root.name: _as_operation(root, "math", "Rsqrt")}
+    return replace(network, layers={**network.layers, **changed})
+
+
+def _as_operation(layer: Layer, module: str, kind: str) -> Layer:
+    """Return a Keras operation with the name and the inputs of another one."""
+    entry = {**layer.entry, "module": f"keras.src.ops.{module}", "class_name": kind, "registered_name": kind}
+    return replace(layer, kind=kind, entry=entry)
 
 
 def _split_separable(network: Network, name: str) -> Network:
