@@ -392,7 +392,8 @@ class Search:
         start = replace(planned(original, method), separated_gates=gates)
         narrowing = _narrowing(start, original)
         result = state.result
-        for choice, (factors, scaled) in structure.scaled(original).items():
+        # In front of a gate, channels differ in their activations: the factors from activations come first.
+        for choice, (factors, scaled) in reversed(structure.scaled(original).items()):
             if source not in factors:
                 reason = "its channels cannot be scaled, so the two layers would be equal"
                 result = result.with_skipped("gates", f"of {name}", reason)
