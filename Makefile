@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test test-all test-night durations test-pycoral check static fuzz docs bench bench-recipes bench-others wheel constraints clean
+.PHONY: demo shop test test-all test-night durations test-pycoral check static fuzz docs bench bench-recipes bench-others bench-detectors wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -72,6 +72,9 @@ bench-recipes: $(READY)  ## run the recipes in models/ that are not measured yet
 
 bench-others: $(READY)  ## compare with other tools, each in its own environment; needs the shared test data and a network
 	$(BIN)/python benchmarks/other_tools.py $(if $(MODELS),--models $(MODELS))
+
+bench-detectors: $(READY)  ## export detectors and list what becomes of each: make bench-detectors [FILES="a.onnx b.tflite"]
+	$(BIN)/python benchmarks/detectors.py $(FILES)
 
 wheel: $(READY)  ## build dist/: coralline, coralline-deploy (the device side), coralline-darwinn (compiled programs), the bill of materials
 	$(BIN)/python -m build --wheel --no-isolation

@@ -34,6 +34,7 @@ from typing import Any
 import repository
 
 import numpy as np
+from common import commit
 from numpy.typing import NDArray
 from paths import ROOT, SHARED
 from PIL import Image
@@ -354,7 +355,8 @@ def compared(folder: Path, name: str, file: Path, size: int, options: argparse.N
     for tool, values in summary.items():
         cells = [f"{metric} {value['value']:.3f} {value['interval']}" for metric, value in values.items()]
         print(f"{name} {size} {tool:32} {'  '.join(cells)}", flush=True)
-    return {"ap": summary, "made": {tool: facts for tool, (_, facts) in quantized_files.items()}}
+    made = {tool: facts for tool, (_, facts) in quantized_files.items()}
+    return {"commit": commit(), "ap": summary, "made": made}
 
 
 def main() -> int:

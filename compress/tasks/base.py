@@ -209,7 +209,7 @@ class Judge(Protocol):
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any] | None:
         """Return what two models answer differently, as a user sees it: parts [n, values] of one unit each.
 
-        The parts can be differentiated by `actual`. None: every value of the outputs counts the same.
+        The parts can be differentiated by `actual`. None: they are not known, and `energies` or `snr_db` decide.
 
         Args:
             expected: outputs of the original [n, outputs].
@@ -230,10 +230,12 @@ class Judge(Protocol):
         """Return the energy of each part of the `differences` by sample: [n, parts], positive; None without parts."""
         rows = []
         for before, after in zip(expected, actual, strict=True):  # one by one: rows of a detector are long
-            parts = self.differences(before[np.newaxis], after[np.newaxis])
+            with np.errstate(invalid="ignore", over="ignore"):
+                parts = self.differences(before[np.newaxis], after[np.newaxis])
             if parts is None:
                 return None
-            rows.append([float((part.astype(np.float64) ** 2).sum()) + SMALLEST_ENERGY for part in parts])
+            finite = [np.nan_to_num(part.astype(np.float64), nan=1.0, posinf=1.0, neginf=-1.0) for part in parts]
+            rows.append([float((part**2).sum()) + SMALLEST_ENERGY for part in finite])
         return np.array(rows)
 
 

@@ -48,7 +48,8 @@ SAME_PLACE = 0.9
 FITTING = 0.5
 """Overlap above which a box counts as that of an object."""
 SMALLEST_SIDE = 1e-3
-"""Least height and width of a box, as a part of the image's, that shifts are relative to; chosen: below one pixel."""
+"""Shifts are relative to the size of the box; smaller boxes count as this size, a fraction of the image's. Chosen: it
+is less than a pixel."""
 NO_AP50 = 1e-3
 """AP50 below which a detector finds objects only by chance."""
 
@@ -79,8 +80,8 @@ class ByObjects(Judge):
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
         """Return the differences of the probabilities, of the boxes, and of the keypoints if there are any.
 
-        Each side of a box counts relative to the size of the box, and a keypoint in its own unit; both are weighted by
-        the probability that the original finds an object there.
+        Each side of a box counts relative to the size of the box, and a keypoint in its own unit, up to 1; both are
+        weighted by the probability that the original finds an object there.
         """
         detector = self.detector
         before, after = (detector.parts(detector.split(rows, maths), maths) for rows in (expected, actual))
@@ -92,7 +93,8 @@ class ByObjects(Judge):
         likely = maths.max(known, axis=-1, keepdims=True)
         parts = [found - known, shifts * likely]
         if before.keypoints is not None and after.keypoints is not None:
-            parts.append((after.keypoints - before.keypoints) * likely)
+            moved = (after.keypoints - before.keypoints) * detector.specification["keypoints"]["scale"]
+            parts.append(maths.clip(moved, -1.0, 1.0) * likely)
         return [maths.reshape(part, (-1, part.shape[1] * part.shape[2])) for part in parts]
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
@@ -211,7 +213,8 @@ class Detection(Task):
         # What is less likely than half of SURE is compared with nothing, and suppresses nothing more likely.
         known = dict(specification or {})
         least = max(known.get("least_score", 0.0), SURE / 2)
-        changes = {"least_score": least} | ({"scores": "logits"} if logits else {})
+        before_sigmoid = logits and known.get("scores") == "probabilities"
+        changes = {"least_score": least} | ({"scores": "logits"} if before_sigmoid else {})
         return ByObjects(Detector({**known, **changes}))
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:

@@ -29,6 +29,7 @@ from compress.learning.quantization import (
     plan,
     post_training,
     qat,
+    quantizer_placement,
 )
 from compress.learning.quantization.calibration import CalibrationSplit
 from compress.learning.quantization.diagnostics import FileAgreement
@@ -75,7 +76,7 @@ def quantize(
         samples = samples or calibration.split(
             context.data, settings.calibration_samples, settings.held_out_samples, context.seed
         )
-    work = _Quantization(model, float_file.read_bytes(), samples, settings, context)
+    work = _Quantization(model, _float_content(float_file), samples, settings, context)
     if lookup is not None:
         calibration_rows, held_out = lookup.rows(samples.calibration), lookup.rows(samples.held_out)
         rows = replace(samples, calibration=calibration_rows, held_out=held_out, are_rows=True)
@@ -102,6 +103,13 @@ def quantize(
         progress.note(f"quantize: agreement {answers.agreement} with the old scales, {own} with its own")
     facts["warnings"] = [*result.warnings, *warnings]
     return QuantizedModel(content, facts, None if result.plan is None else result.plan.to_json())
+
+
+def _float_content(file: Path) -> bytes | None:
+    """Return the content of a file that computes in float alone; None for one with 8-bit weights."""
+    content = file.read_bytes()
+    constants = (tensor for tensor in graph.parse(content).tensors if tensor.is_constant)
+    return None if any(tensor.quantization and tensor.dtype in ("INT8", "UINT8") for tensor in constants) else content
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class _Quantization:
 
     Attributes:
         model: the model, without the lookup of an embedding.
-        float_file: the float .tflite file of the model, if there is one.
+        float_file: the float .tflite file of the model, if there is one without 8-bit weights.
         samples: samples for calibration and comparison, as the model takes them.
         settings: the settings.
         context: data, seed, target, progress.
@@ -219,11 +227,17 @@ class _Quantization:
             settings if settings.scales_from is None else settings.model_copy(update=without_edits),
             float_file=self.float_file,
             plan=applied,
-            judge=task_of(self.context.data).fidelity(self.context.specification, logits=True),
+            judge=task_of(self.context.data).fidelity(self.context.specification, logits=self._has_activation_at_end),
             note=lambda text: progress.note(f"quantize: {text}"),
             progress=progress,
             are_rows=self.samples.are_rows,
         )
+
+    @property
+    def _has_activation_at_end(self) -> bool:
+        """Whether a softmax or a sigmoid is the last layer, which the search leaves out of the comparison."""
+        network = fold.split_activations(keras_graph.read(self.model))
+        return quantizer_placement.without_softmax(network) is not network
 
     def _under_old_scales(self, own_result: QuantizationResult, file: Path) -> QuantizationResult:
         """Return the result with the scales of `scales_from`."""

@@ -320,27 +320,29 @@ def effects(
     """
     import tensorflow
 
+    outputs = list(tensors_in(network.outputs))
+    sizes = [prod(size or 0 for size in network.shapes[output]) for output in outputs]
+    zeros = np.zeros((1, sum(sizes)))
+    if 0 in sizes or judge.differences(zeros, zeros) is None:
+        return None
     library = keras()
     points = quantizer_placement.find(network)
-    outputs = list(tensors_in(network.outputs))
     tensors = list(dict.fromkeys([*outputs, *points]))
     model = build(subnetwork(network, tensors))
-    sizes = [prod(output.shape[1:]) for output in model.outputs[: len(outputs)]]
-    zeros = np.zeros((1, sum(sizes)))
-    if judge.differences(zeros, zeros) is None:
-        return None
 
-    signature = [batch_signature(model), tensorflow.TensorSpec((2,), "int32")]
+    signature = [batch_signature(model), tensorflow.TensorSpec((), "int32")]
 
     @tensorflow.function(input_signature=signature, autograph=False)
-    def derivatives(batch, seed):  # type: ignore[no-untyped-def]
+    def derivatives(batch, batch_number):  # type: ignore[no-untyped-def]
         with tensorflow.GradientTape() as tape:
             tape.watch(batch)
             values = library.tree.flatten(run(model, batch))
-            pairs = zip(values[: len(outputs)], sizes, strict=True)
+            pairs = [(values[tensors.index(output)], size) for output, size in zip(outputs, sizes, strict=True)]
             rows = tensorflow.concat([tensorflow.reshape(value, (-1, size)) for value, size in pairs], axis=1)
             combined = 0.0
-            for part in judge.differences(tensorflow.stop_gradient(rows), rows, library.ops) or ():
+            parts = judge.differences(tensorflow.stop_gradient(rows), rows, library.ops) or ()
+            for number, part in enumerate(parts):  # each with noise of its own
+                seed = tensorflow.stack([batch_number, number])
                 noise = tensorflow.random.stateless_normal(tensorflow.shape(part), seed)
                 combined += tensorflow.reduce_sum(part * noise)
         return values, tape.gradient(combined, values, unconnected_gradients="zero")
@@ -349,7 +351,7 @@ def effects(
     done = 0
     for number, batch in enumerate(batches(network, samples)):
         try:
-            values, gradients = derivatives(tensorflow.constant(batch), tensorflow.constant([number, 0]))
+            values, gradients = derivatives(tensorflow.constant(batch), tensorflow.constant(number))
         except LookupError:  # an operation without a derivative
             return None
         for tensor, value, gradient in zip(tensors, values, gradients, strict=True):

@@ -22,7 +22,8 @@ from compress.learning.quantization.simulation import Simulation, takes_shift
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
 LARGEST_BATCHES = 4
-"""Batches of large activations (`activation_statistics.batch_size`) that are in memory at once, in addition."""
+"""A second limit, for large networks: as many batches of `activation_statistics.batch_size`. The outputs of all layers
+with kernels are in memory for these samples."""
 Shifts = dict[str, tuple[float, ...]]
 
 

@@ -37,7 +37,7 @@ MOST_SAMPLES = 32
 LEAST_SAMPLES = 2
 """Samples for the table of a large network; chosen."""
 MOST_MACS = 10_000_000_000
-"""Multiply-accumulates for a table of errors: about ten seconds of one core."""
+"""Multiply-accumulates for a table of errors: about ten seconds of one core with the simulation of a detector."""
 COST = 8
 """Runs of the network for one sample: three, the layers once more with rounded weights, and the gradients."""
 SATURATED = 0.01

@@ -58,7 +58,7 @@ def compared(
     """Run two .tflite files on the same samples."""
     rows = []
     for number, file in enumerate((float_file, quantized_file)):
-        # Accelerated kernels compute the same in float, three times as fast; in 8 bits they round differently.
+        # Accelerated kernels compute the same in float, three times as fast; with 8-bit weights they round differently.
         model, parts = LoadedModel(file, reproducible=file is quantized_file), []
         for start in range(0, len(samples), BLOCK):
             parts.append(model.scores(samples[start : start + BLOCK]))

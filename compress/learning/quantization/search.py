@@ -106,7 +106,7 @@ class PlanCandidate:
         """Return the gain over another candidate, on the samples that both were run on.
 
         What a user sees decides where it differs by more than chance; otherwise all values of the outputs decide, which
-        differ with less noise.
+        differ with less noise. If they are worse, but a user seems to see a gain, more samples have to show it.
         """
         count = min(len(self.agreement), len(other.agreement))
         if count == 0:
@@ -115,7 +115,7 @@ class PlanCandidate:
         if self.differences is None or other.differences is None:
             return gain
         seen = _mean_gain(10 * np.log10(other.differences[:count] / self.differences[:count]).mean(axis=1))
-        return seen if seen.is_certain or not gain.is_possible else gain
+        return seen if seen.is_certain or (seen.mean > 0 and not gain.is_possible) else gain
 
     def _gain_of_values(self, other: PlanCandidate, count: int) -> _Gain:
         if self.energies is not None and other.energies is not None:
@@ -428,13 +428,14 @@ class Search:
         structure = self._with_gates(state.plan.separated_gates)
         network = equalization.applied(structure.compared, state.plan.factors)
         count = min(EFFECT_SAMPLES, LARGE_BATCHES * activation_statistics.batch_size(network))
-        effects = activation_statistics.effects(network, state.ordinary[:count], self.judge, self.progress)
+        chosen = state.ordinary[:count]
+        effects = activation_statistics.effects(network, chosen, self.judge, self.progress)
         if effects is None:
             return state
         statistics = replace(self._collected(state.plan, state.samples, (MINMAX,)), histograms=effects)
         known = [point for point, effect in effects.items() if effect.counts.any()]
         ranges = {point: nudged(*mse(statistics, point)) for point in known if point not in statistics.prescribed}
-        method = f"mse of {count} samples, weighted by the effect on the outputs"
+        method = f"mse of {len(chosen)} samples, weighted by the effect on the outputs"
         plan = replace(state.plan, ranges={**state.plan.ranges, **ranges}, method=method)
         return replace(state, result=self._try(state.result, "ranges", "weighted mse", plan, state.range_method))
 

@@ -118,6 +118,6 @@ class Simulation:
 
 
 def takes_shift(layer: Layer) -> bool:
-    """Return whether a layer has one output whose mean its own bias can shift."""
+    """Return whether a layer has one output whose values its own bias can shift."""
     channels_last = layer.config.get("data_format") != "channels_first"
     return spec_of(layer).kernel is not None and len(layer.calls) == 1 and channels_last

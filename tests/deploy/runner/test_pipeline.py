@@ -199,12 +199,26 @@ def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path
 
 
 def test_ctrl_c_ends_the_command(folder: Path) -> None:
-    arguments = [sys.executable, "-m", "deploy", "pipeline", str(folder), "--runs", "1000000"]
-    process = subprocess.Popen(arguments, env=devices.environment(), stderr=subprocess.PIPE, text=True)
+    """The signal comes after a hundred answers."""
+    told = """
+import sys
+from deploy import __main__ as command
+from deploy.runner.pipeline import SegmentPipeline
+stream = SegmentPipeline.stream
+def telling(pipeline, samples):
+    for number, answer in enumerate(stream(pipeline, samples)):
+        if number == 100:
+            print("running", flush=True)
+        yield answer
+SegmentPipeline.stream = telling
+sys.exit(command.main(sys.argv[1:]))
+"""
+    arguments = [sys.executable, "-c", told, "pipeline", str(folder), "--runs", "1000000"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(arguments, env=devices.environment(), stdout=pipe, stderr=pipe, text=True)
     try:
-        assert process.stderr
-        process.stderr.readline()  # the runtime reports its delegate when the segments are loaded
-        time.sleep(1)
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=20)
     finally:

@@ -334,7 +334,7 @@ class ByValues(Judge):
         return np.ones(len(expected))
 
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
-        return [actual - expected]
+        return [(actual - expected) * 0.5**0.5, (expected - actual) * 0.5**0.5]  # noise of one part only would cancel
 
 
 def test_values_count_by_their_effect_on_the_outputs(keras: Any) -> None:
@@ -357,14 +357,22 @@ def test_a_range_is_as_narrow_as_the_outputs_allow(keras: Any) -> None:
 
 
 def test_what_a_user_sees_decides_before_the_values() -> None:
-    def candidate(snr_db: float, seen: float) -> PlanCandidate:
-        noise = np.random.default_rng(0).normal(0, 0.01, 20)
-        energies = np.tile(10 ** (-(seen + noise[:, None]) / 10), (1, 2))
-        return PlanCandidate(QuantizationPlan({}, ""), "minmax", snr_db + noise, np.ones(20), None, energies)
+    def candidate(snr_db: float, seen: float, seed: int) -> PlanCandidate:
+        noise = np.random.default_rng(seed).normal(0, 1, (20, 1))
+        noise -= noise.mean()
+        energies = np.tile(10 ** (-(seen + noise) / 10), (1, 2))
+        return PlanCandidate(
+            QuantizationPlan({}, ""), "minmax", snr_db + 0.1 * noise[:, 0], np.ones(20), None, energies
+        )
 
-    assert candidate(18, 10).gain(candidate(20, 8)).is_significant
-    assert not candidate(22, 7).gain(candidate(20, 8)).is_possible
-    assert candidate(22, 8).gain(candidate(20, 8)).is_significant
+    best = candidate(20, 8, 0)
+    assert candidate(18, 10, 1).gain(best).is_significant
+    assert not candidate(22, 6, 1).gain(best).is_possible
+    assert candidate(22, 8.2, 1).gain(best).is_significant  # too little for the users' view
+    unclear = candidate(18, 8.2, 1).gain(best)  # all values are worse, and a user may see a gain: more samples decide
+    assert unclear.is_possible
+    assert not unclear.is_significant
+    assert not candidate(18, 7.8, 1).gain(best).is_possible
 
 
 # --- the search -------------------------------------------------------------------------

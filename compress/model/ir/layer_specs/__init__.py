@@ -110,8 +110,9 @@ _LAYERS: tuple[LayerSpec, ...] = (
     f.ElementwiseFunctionSpec("ELU", applies="elu"),
     f.SoftmaxSpec("Softmax", applies="softmax"),
 )
+DIVIDE, TRUE_DIVIDE, SQRT, RSQRT = (f.ArithmeticSpec(kind) for kind in ("Divide", "TrueDivide", "Sqrt", "Rsqrt"))
 _ARITHMETIC = (
-    *("Divide", "TrueDivide", "Negative", "Absolute", "Abs", "Square", "Sqrt", "Rsqrt", "Power"),
+    *("Negative", "Absolute", "Abs", "Square", "Power"),
     *("Exp", "Expm1", "Log", "Log1p", "Erf", "Clip"),
 )
 _MOVEMENTS = ("GetItem", "Take", "Split", "Unstack", "SpaceToDepth", "DepthToSpace", "Resize")
@@ -122,6 +123,7 @@ _OPERATIONS: tuple[LayerSpec, ...] = (
     *(f.MovementSpec(kind) for kind in _MOVEMENTS),
     *(f.ShapeOperationSpec(kind) for kind in ("Reshape", "Squeeze", "ExpandDims", "Ravel")),
     *(ADD, SUBTRACT, MULTIPLY, MAXIMUM, MINIMUM, CONCATENATE, IDENTITY, FLIP, f.CastSpec("Cast")),
+    *(DIVIDE, TRUE_DIVIDE, SQRT, RSQRT),
 )
 LAYERS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _LAYERS}
 """Layer kinds by class name."""

@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network, Weights, tensors_in
-from compress.model.ir.layer_specs import ACTIVATION, BATCH_NORM, DENSE, TIME_DISTRIBUTED, LayerSpec, spec_of
+from compress.model.ir.layer_specs import (
+    ACTIVATION,
+    BATCH_NORM,
+    DENSE,
+    DIVIDE,
+    MULTIPLY,
+    RSQRT,
+    SQRT,
+    TIME_DISTRIBUTED,
+    TRUE_DIVIDE,
+    LayerSpec,
+    spec_of,
+)
 from compress.model.ir.layer_specs.families import SeparableConvolutionSpec
 from compress.model.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
 
@@ -112,19 +124,24 @@ def _by_inverse_root(network: Network, name: str) -> Network:
     """
     quotient = network.layers[name]
     inputs = quotient.inputs() if len(quotient.calls) == 1 else []
-    if quotient.kind not in ("Divide", "TrueDivide") or len(inputs) != 2:
+    if spec_of(quotient) not in (DIVIDE, TRUE_DIVIDE) or len(inputs) != 2:
         return network
     root = network.layers[inputs[1].layer]
-    if root.kind != "Sqrt" or len(root.calls) != 1 or network.consumers()[inputs[1]] != [(name, 0)]:
+    if spec_of(root) != SQRT or len(root.calls) != 1:
         return network
-    changed = {name: _as_operation(quotient, "numpy", "Multiply"), root.name: _as_operation(root, "math", "Rsqrt")}
-    return replace(network, layers={**network.layers, **changed})
+    (squared,) = root.inputs()
+    is_integer = squared.output in network.layers[squared.layer].integers  # Keras casts integers for a root alone
+    is_private = network.consumers()[inputs[1]] == [(name, 0)] and inputs[1] not in tensors_in(network.outputs)
+    if is_integer or not is_private:
+        return network
+    product, inverse = _as_operation(quotient, "numpy", MULTIPLY), _as_operation(root, "math", RSQRT)
+    return replace(network, layers={**network.layers, name: product, root.name: inverse})
 
 
-def _as_operation(layer: Layer, module: str, kind: str) -> Layer:
+def _as_operation(layer: Layer, module: str, spec: LayerSpec) -> Layer:
     """Return a Keras operation with the name and the inputs of another one."""
-    entry = {**layer.entry, "module": f"keras.src.ops.{module}", "class_name": kind, "registered_name": kind}
-    return replace(layer, kind=kind, entry=entry)
+    names = {"module": f"keras.src.ops.{module}", "class_name": spec.kind, "registered_name": spec.kind}
+    return replace(layer, kind=spec.kind, entry={**layer.entry, **names})
 
 
 def _split_separable(network: Network, name: str) -> Network:

@@ -46,6 +46,7 @@ def data_movement_chain(operator: Operator, graph: Graph) -> Iterator[Edit]:
             edit = Edit(graph)
             if _replace(edit, chain[first : last + 1], graph):
                 yield edit
+    # Several chains may read the last tensor: all of them are replaced, or none.
     branches = [[*chain, *_chain_behind(after, graph)] for after in graph.consumers.get(chain[-1].outputs[0], ())]
     if len(branches) > 1 and chain[-1].outputs[0] not in graph.outputs:
         edit = Edit(graph)
