@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import ModelError
 from compress.core.progress import SILENT, Phase, Progress
 from compress.learning.quantization import (
     activation_statistics,
@@ -697,5 +698,11 @@ def file_outputs(content: bytes, samples: Samples, *, reproducible: bool = True)
 
 
 def accelerated_outputs(content: bytes, samples: Samples) -> Outputs:
-    """Run a .tflite file with accelerated kernels, in half the time: candidates differ by more than kernels do."""
-    return file_outputs(content, samples, reproducible=False)
+    """Run a .tflite file with accelerated kernels, in half the time: candidates differ by more than kernels do.
+
+    A file that the accelerated kernels refuse, such as one with extreme scales, runs with the others.
+    """
+    try:
+        return file_outputs(content, samples, reproducible=False)
+    except ModelError:
+        return file_outputs(content, samples)
