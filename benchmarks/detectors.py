@@ -84,7 +84,7 @@ def row(name: str, facts: Mapping[str, Any]) -> list[str]:
         f"{facts['found']} of {facts['objects']}",
         f"{facts['latency']['measurement']['value']:.3g} ({facts['latency']['host']})",
         *cost,
-        facts["frigate"] or "ready",
+        facts["frigate"].rpartition(".coralline: ")[2] or "ready",
     ]
 
 

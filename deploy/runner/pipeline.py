@@ -71,7 +71,7 @@ _END = object()
 class _Channel:
     """A queue with a limit that can be closed: threads that wait for the queue then get an exception.
 
-    It is made of `queue.SimpleQueue`, whose operations are single steps for Python's signals. Ctrl-C inside a
+    The channel has two `queue.SimpleQueue`, whose operations are single steps for Python's signals. Ctrl-C inside a
     `threading.Condition` (and so in `queue.Queue`) can leave its lock held, or release the lock twice.
     """
 

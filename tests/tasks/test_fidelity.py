@@ -86,6 +86,9 @@ def test_scores_before_a_sigmoid_are_read_as_logits() -> None:
         fidelity = TASKS["detection"].fidelity(specification, logits=logits)
         assert isinstance(fidelity, ByObjects)
         assert fidelity.detector.specification["scores"] == expected
+    softmax = TASKS["detection"].fidelity({**ANCHORS, "scores": "softmax", "background": "first"}, logits=True)
+    assert isinstance(softmax, ByObjects)
+    assert softmax.detector.specification["scores"] == "softmax"
 
 
 def test_several_outputs_stand_flattened() -> None:

@@ -284,7 +284,7 @@ def collect(
             _refuse_infinite(network, tensors, limits, done)
             batches.append(limits)
             done += len(values[0])
-            # Further tensors are those of `by_channel`, which have no histograms.
+            # The tensors behind the rounded ones are those of `by_channel`, and need no histograms.
             for tensor, value, ends in zip(rounded if histograms else (), values, limits, strict=False):
                 point, added = points[tensor], _histogram(value, float(np.abs(ends).max()))
                 counts[point] = counts[point] + added if point in counts else added
@@ -341,7 +341,7 @@ def effects(
             rows = tensorflow.concat([tensorflow.reshape(value, (-1, size)) for value, size in pairs], axis=1)
             combined = 0.0
             parts = judge.differences(tensorflow.stop_gradient(rows), rows, library.ops) or ()
-            for number, part in enumerate(parts):  # each with noise of its own
+            for number, part in enumerate(parts):  # every part has its own noise: equal noise would add their effects
                 seed = tensorflow.stack([batch_number, number])
                 noise = tensorflow.random.stateless_normal(tensorflow.shape(part), seed)
                 combined += tensorflow.reduce_sum(part * noise)

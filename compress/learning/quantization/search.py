@@ -106,8 +106,9 @@ class PlanCandidate:
     def gain(self, other: PlanCandidate) -> _Gain:
         """Return the gain over another candidate, on the samples that both were run on.
 
-        What a user sees decides where it differs by more than chance; otherwise all values of the outputs decide, which
-        differ with less noise. If they are worse, but a user seems to see a gain, more samples have to show it.
+        The differences that a user sees decide if they are more than chance. Otherwise all values of the outputs
+        decide: their comparison has less noise. If the values are worse, but the user seems to see a gain, the gain is
+        uncertain, and more samples have to show it.
         """
         count = min(len(self.agreement), len(other.agreement))
         if count == 0:
@@ -608,7 +609,7 @@ class _Gain:
     @property
     def is_significant(self) -> bool:
         """Return whether it is more than chance."""
-        return self.mean > max(MIN_GAIN_DB, SIGNIFICANT * self.error)
+        return self.is_certain and self.mean > 0
 
     @property
     def is_certain(self) -> bool:
