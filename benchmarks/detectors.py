@@ -3,10 +3,10 @@
     python benchmarks/detectors.py [FILE …] [--photos FOLDER] [--out FILE]
 
 Each file goes through `python -m compress export` with photos without labels, and its bundle through `compress
-frigate`. The table says whether the detector is recognized, how many operators of the int8 file would be mapped, how
-many of the original's objects it finds again, its predicted latency, the CPU time and memory of the export, and whether
-Frigate can use it, or why not. Without files, the detectors of the shared files are taken, and without a folder the
-photos of coco128: these need the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
+frigate`. The table says whether the detector is recognized, how many operators of the int8 file would be mapped, its
+average precision with the original's objects as labels, its predicted latency, the CPU time and memory of the export,
+and whether Frigate can use it, or why not. Without files, the detectors of the shared files are taken, and without a
+folder the photos of coco128: these need the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
 benchmarks/results/detectors.json.
 """
 
@@ -31,7 +31,16 @@ from paths import ROOT, SHARED
 RESULTS = repository.RESULTS / "detectors.json"
 FILES = ("yolox_nano.onnx", "yunet_s_320_320.onnx", "ultraface_version-RFB-320_simplified.onnx")
 """The detectors of the shared files."""
-COLUMNS = ("file", "boxes", "mapped", "objects found again", "latency, ms", "CPU, s", "memory, MB", "Frigate")
+COLUMNS = (
+    "file",
+    "boxes",
+    "mapped",
+    "AP against the original (objects)",
+    "latency, ms",
+    "CPU, s",
+    "memory, MB",
+    "Frigate",
+)
 
 
 def ran(words: Sequence[str], log: Path) -> dict[str, Any]:
@@ -57,7 +66,6 @@ def exported(file: Path, photos: Path, folder: Path) -> dict[str, Any]:
     report = json.loads(reports[0].read_text())
     known = [(stage["facts"].get("specification") or {}).get("detector") for stage in report["stages"]]
     operators = report["placement"]["ops"]
-    found = report["comparison"].get("found_again", [])
     bundles = list(reports[0].parent.glob("*.coralline"))
     frigate = ran(["frigate", str(bundles[0]), "-o", str(folder / "frigate")], folder / "frigate.log")
     return {
@@ -65,8 +73,8 @@ def exported(file: Path, photos: Path, folder: Path) -> dict[str, Any]:
         "boxes": known[0]["code"] if known[0] else None,
         "mapped": sum(operator["placement"] == "tpu" for operator in operators),
         "operators": len(operators),
-        "objects": sum(row["objects"] for row in found),
-        "found": sum(row["found"] for row in found),
+        "objects": sum(row["samples"] for row in report["comparison"]["per_class"]),
+        "ap": report["models"]["result"]["measurements"].get("ap", {}).get("value"),
         "latency": report["latency"],
         "frigate": "" if frigate["exit_code"] == 0 else frigate["last_line"],
     }
@@ -81,7 +89,7 @@ def row(name: str, facts: Mapping[str, Any]) -> list[str]:
         name,
         facts["boxes"] or "not recognized",
         f"{facts['mapped']} of {facts['operators']}",
-        f"{facts['found']} of {facts['objects']}",
+        "" if facts["ap"] is None else f"{facts['ap']:.3f} ({facts['objects']})",
         f"{facts['latency']['measurement']['value']:.3g} ({facts['latency']['host']})",
         *cost,
         facts["frigate"].rpartition(".coralline: ")[2] or "ready",

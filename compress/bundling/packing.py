@@ -248,7 +248,7 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
         note = f"evaluation sample, {version()}, default kernels without a delegate"
         packaged = packing.task.packaged(rows, data, indices, packing.specification, note)
         entry["metrics"] = packaged.metrics
-        if packaged.targets is not None:
+        if packaged.targets is not None and (packing.labels or data.class_names):  # the device checks their classes
             entry["labels"] = "evaluation-labels.npy"
             members["evaluation-labels.npy"] = bundle.array_bytes(packaged.targets)
     return entry, members

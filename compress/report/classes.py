@@ -11,7 +11,7 @@ from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
 from compress.report.wording import absence, count, noun, number, shorten, show
 from compress.results.encoding import decode
-from compress.results.evaluation import ClassRecord, ConfusionRecord, FoundAgainRecord
+from compress.results.evaluation import ClassRecord, ConfusionRecord
 from compress.results.run import BundleRecord, ConfidenceRecord, RunRecord
 
 MAX_DRAWN = 40  # chosen; a chart of 700 px. The table has all classes
@@ -27,8 +27,6 @@ AT_HALF = "At IoU 0.5"
 def section(record: RunRecord) -> Section:
     """Return the section."""
     comparison = record.comparison
-    if comparison is not None and comparison.found_again:
-        return Section("Classes", _found_again(comparison.found_again))
     if comparison is None or not comparison.per_class or record.data is None:
         return Section("Classes", [missing(absence(record))])
     classes = [shorten(name, 100) for name in record.data.classes]
@@ -57,20 +55,6 @@ def section(record: RunRecord) -> Section:
 def _all_classes(count: int) -> str:
     """Return the title of the table of all classes."""
     return f"All {count} classes as a table"
-
-
-def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
-    """Return the share of the original's objects that the result finds, the class with the smallest share first."""
-    ranked = sorted(rows, key=lambda row: (row.found / max(row.objects, 1), -row.objects))
-    caption = "Objects that the original finds in the test samples, and those of them that the result finds too."
-    cells = [
-        (shorten(row.name), f"{row.objects:,}", f"{row.found:,}", number(row.found / max(row.objects, 1), "fraction"))
-        for row in ranked
-    ]
-    header = ("Class", "Objects of the original", "Found by the result too", "Share")
-    more = table(header, cells[MAX_DRAWN:])
-    blocks: list[Block] = [Table(header, cells[:MAX_DRAWN], caption)]
-    return [*blocks, Details(f"{len(cells) - MAX_DRAWN} more classes", more)] if more else blocks
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:

@@ -44,18 +44,24 @@ def _summary(facts: QuantizationRecord) -> Iterator[Block]:
 def _candidates(facts: QuantizationRecord) -> Iterator[Block]:
     if not facts.tried:
         return
+    sees_differences = all(trial.difference_db is not None for trial in facts.tried)
     rows = [
         (
             Cell(shorten(trial.step), shorten(trial.choice, 80)),
             _decibels(trial.snr_db),
+            *([_decibels(trial.difference_db)] if sees_differences else []),
             number(trial.agreement, "fraction"),
             "✓ kept" if trial.kept else "not kept",
         )
         for trial in facts.tried[:MAX_TRIALS]
     ]
     caption = "Candidates, as int8 files, were compared with the float model on the same samples."
+    header = ["Step", "Signal-to-noise ratio", "Agreement", "Outcome"]
+    if sees_differences:
+        header.insert(2, "Difference of probabilities and boxes")
+        caption += " The smallest difference decides, or the ratio where the difference is no more than chance."
     yield Heading("Candidates")
-    yield Table(("Step", "Signal-to-noise ratio", "Agreement", "Outcome"), rows, caption)
+    yield Table(tuple(header), rows, caption)
     for row in facts.not_tried[:MAX_TRIALS]:
         yield Text(f"Not tried: {shorten(row.step)}, {shorten(row.choice, 80)}: {shorten(row.reason, 120)}.")
 

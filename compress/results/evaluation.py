@@ -123,15 +123,6 @@ class ClassRecord:
 
 
 @dataclass(frozen=True)
-class FoundAgainRecord:
-    """The number of objects of one class that the original finds in the test samples, and that the result finds too."""
-
-    name: str
-    objects: int
-    found: int
-
-
-@dataclass(frozen=True)
 class ConfusionRecord:
     """Counts of test samples by true class (row) and predicted class (column), of both models."""
 
@@ -158,7 +149,6 @@ class ComparisonRecord:
     Attributes:
         measurements: drops, ratios, agreement.
         per_class: the quality for each class, if the task has classes.
-        found_again: for detectors without labels: the objects of the original that the result finds, by class.
         right: which samples are answered correctly, for tasks whose answers are right or wrong.
     """
 
@@ -166,7 +156,6 @@ class ComparisonRecord:
     per_class: tuple[ClassRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     outputs: tuple[OutputComparisonRecord, ...] = ()
-    found_again: tuple[FoundAgainRecord, ...] = ()
     right: RightAnswersRecord | None = None
 
 

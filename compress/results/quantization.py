@@ -17,6 +17,8 @@ class Trial:
             float model.
         agreement: share of these samples with the same largest output; of a detector, of the objects that both find.
         kept: whether it is in the plan.
+        difference_db: of a detector, the mean over these samples of the energy by which its probabilities and boxes
+            differ from the float model's, in dB: lower is better.
     """
 
     step: str
@@ -25,6 +27,7 @@ class Trial:
     snr_db: float
     agreement: float
     kept: bool
+    difference_db: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from compress.tasks import degeneracy
 from compress.tasks.base import (
     Change,
     EvaluationMembers,
+    Head,
     Judge,
     Location,
     ModelOutputs,
@@ -33,7 +34,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
-from compress.tasks.illustrations import ObjectsIllustrator
+from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.moved_images import augmentation
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import Truth, average_precision
@@ -47,6 +48,9 @@ SAME_PLACE = 0.9
 """Overlap above which two boxes count as the same position."""
 FITTING = 0.5
 """Overlap above which a box counts as that of an object."""
+UNLIKELY = 0.01
+"""Probabilities below this count as this in the ratio of the scores: nothing depends on them, but the logits of most
+locations are far below zero, and ranges of 8 bits clip them."""
 SMALLEST_SIDE = 1e-3
 """Shifts are relative to the size of the box; smaller boxes count as this size, a fraction of the image's. Chosen: it
 is less than a pixel."""
@@ -74,8 +78,13 @@ class ByObjects(Judge):
         for parts in (before, after):
             near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(1, -1))
             score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
-            scores.append(np.concatenate([part.reshape(1, -1) for part in score_parts], axis=1))
+            scores.append(np.concatenate([self._likely(part).reshape(1, -1) for part in score_parts], axis=1))
         return float(snr_db(*near)[0] + snr_db(*scores)[0]) / 2
+
+    def _likely(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """Return raw scores, logits of probabilities below UNLIKELY as those of UNLIKELY."""
+        is_logit = self.detector.specification["scores"] == "logits"
+        return np.maximum(raw, np.log(UNLIKELY / (1 - UNLIKELY))) if is_logit else raw
 
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
         """Return the differences of the probabilities, of the boxes, and of the keypoints if there are any.
@@ -99,7 +108,7 @@ class ByObjects(Judge):
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the objects that both find; 1 if neither finds any."""
-        answers = [_detections(self.detector, rows) for rows in (expected, actual)]
+        answers = [detections_in(self.detector, rows) for rows in (expected, actual)]
         pairs = zip(*answers, strict=True)
         return np.array([agreement([one], [other])[0] for one, other in pairs])
 
@@ -115,6 +124,8 @@ class Detection(Task):
         Metric("ap50", "Average precision at IoU 0.5", "fraction", "ap50_drop"),
     )
     reads_specification: ClassVar[bool] = True
+    truth_note: ClassVar[str] = "COCO"
+    """How the average precision is measured, in the conditions of the measurements."""
     refused: ClassVar[Mapping[Use, Refusal]] = {
         "class weights": Refusal(
             "class_weights: the loss of a detector has no weights for classes", "class_weights: none"
@@ -130,7 +141,7 @@ class Detection(Task):
         "embedding": Refusal("a detector has no embedding of the image", hint="leave it out"),
     }
 
-    def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:
+    def head(self, model: Any, data: Data, specification: Specification = None) -> Head:
         """Return the head of a detector; its specification (`deploy.contract.detection`) is necessary."""
         detector = detector_of(specification)
         refuse_misfit(model, data, len(detector.specification["tensors"]))
@@ -140,13 +151,21 @@ class Detection(Task):
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the outputs in the order of the specification: compilers may change it."""
-        return detector_of(specification).ordered(outputs)
+        return self.detector(specification).ordered(outputs)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the objects as one array, see `padded`."""
         return padded(data.objects(split))
 
-    def augmentation(self, augment: RandomChanges) -> Change:
+    def truth(self, data: Data, split: Split, specification: Specification) -> Sequence[Objects]:
+        """Return the objects that are to be found in each sample: those of the labels."""
+        return data.objects(split)
+
+    def detector(self, specification: Specification) -> Detector:
+        """Return the detector that a specification describes."""
+        return detector_of(specification)
+
+    def augmentation(self, augment: RandomChanges) -> Change | None:
         """Return the augmentation that moves boxes with their images."""
         return augmentation(augment)
 
@@ -156,15 +175,16 @@ class Detection(Task):
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return `ap`, `ap50`, `per_class` and `spread` of each model, and the agreement of first and last."""
-        expected, names = data.objects(split), data.class_names
+        expected = self.truth(data, split, next(iter(models.values())).specification)
         facts: Facts = {"images": len(expected)}
         answers: list[list[Detections]] = []
         for name, model in models.items():
-            detector = detector_of(model.specification)
-            answers.append(_detections(detector, model.rows))
-            images = f"COCO, {note}, {len(expected)} images"
-            facts[name] = evaluate(answers[-1], expected, len(names), images)
-            facts[name]["spread"] = asdict(spread(answers[-1], expected, names, split))
+            detector = self.detector(model.specification)
+            answers.append(detections_in(detector, model.rows))
+            classes = detector.classes_in(model.rows.shape[1])
+            images = f"{self.truth_note}, {note}, {len(expected)} images"
+            facts[name] = evaluate(answers[-1], expected, classes, images)
+            facts[name]["spread"] = asdict(spread(answers[-1], expected, data.class_names, split))
         facts["agreement"] = agreement(answers[0], answers[-1])
         return facts
 
@@ -184,16 +204,17 @@ class Detection(Task):
         if not count:
             agreed = missing("fraction", f"neither finds anything with a score of {SURE:g}")
         measurements["agreement"] = agreed.to_json()
-        rows = zip(names, facts[original]["per_class"], facts[result]["per_class"], strict=True)
+        names = names or facts.get("class_names", ())
+        rows = zip(facts[original]["per_class"], facts[result]["per_class"], strict=True)
         per_class = [
             {
-                "name": name,
+                "name": name_of(names, label),
                 "samples": before["objects"],
                 "original": _measurement(before["ap"], "COCO").to_json(),
                 "result": _measurement(after["ap"], "COCO").to_json(),
                 "ap50": {"original": before["ap50"], "result": after["ap50"]},
             }
-            for name, before, after in rows
+            for label, (before, after) in enumerate(rows)
         ]
         return {"measurements": measurements, "per_class": per_class}
 
@@ -211,7 +232,7 @@ class Detection(Task):
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByObjects:
         """Return the comparison by scores, boxes and objects."""
         # What is less likely than half of SURE is compared with nothing, and suppresses nothing more likely.
-        known = dict(specification or {})
+        known = dict(self.detector(specification).specification)
         least = max(known.get("least_score", 0.0), SURE / 2)
         before_sigmoid = logits and known.get("scores") == "probabilities"
         changes = {"least_score": least} | ({"scores": "logits"} if before_sigmoid else {})
@@ -219,21 +240,24 @@ class Detection(Task):
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
         """Return the mean average precision; 0 without objects."""
-        detections = _detections(detector_of(specification), rows)
-        return average_precision(detections, data.objects(split), len(data.class_names))["ap"] or 0.0
+        detector = self.detector(specification)
+        answers, truth = detections_in(detector, rows), self.truth(data, split, specification)
+        return average_precision(answers, truth, detector.classes_in(rows.shape[1]))["ap"] or 0.0
 
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
         """Return the objects, the average precision of each model, its drop and the agreement."""
-        detector, names = detector_of(specification), data.class_names
-        expected = [data.objects("test")[index] for index in indices]
-        answers = {role: _detections(detector, outputs) for role, outputs in rows.items()}
+        detector, truth = self.detector(specification), self.truth(data, "test", specification)
+        expected = [truth[index] for index in indices]
+        answers = {role: detections_in(detector, outputs) for role, outputs in rows.items()}
+        classes = detector.classes_in(rows["original"].shape[1])
         facts: Facts = {
-            role: evaluate(detections, expected, len(names), f"COCO, {note}") for role, detections in answers.items()
+            role: evaluate(detections, expected, classes, f"{self.truth_note}, {note}")
+            for role, detections in answers.items()
         }
         facts["agreement"] = agreement(answers["original"], answers["int8"])
-        compared = self.compare(facts, names, "original", "int8")["measurements"]
+        compared = self.compare(facts, data.class_names, "original", "int8")["measurements"]
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
@@ -241,9 +265,10 @@ class Detection(Task):
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
     ) -> ObjectsIllustrator:
         """Return how objects are drawn."""
-        detectors = [detector_of(model.specification) for model in models.values()]
+        detectors = [self.detector(model.specification) for model in models.values()]
         rows = [model.rows for model in models.values()]
-        return ObjectsIllustrator(detectors, rows, data.class_names, data.objects(split))
+        labelled = None if self.learns_from_original else data.objects(split)
+        return ObjectsIllustrator(detectors, rows, data.class_names or labels, labelled)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the anchors, and the encoding of boxes and scores."""
@@ -281,7 +306,12 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
         raise ModelError("the model's scores are probabilities", hint="set `scores: probabilities` in model.detector")
 
 
-def _detections(detector: Detector, rows: Rows) -> list[Detections]:
+def detections_in(detector: Detector, rows: Rows) -> list[Detections]:
+    """Return the objects that a detector finds in each sample, from its outputs [n, outputs].
+
+    Raises:
+        ModelError: the outputs are not those of the detector.
+    """
     try:
         outputs = detector.split(rows)
     except DetectionError as error:

@@ -82,22 +82,6 @@ class ObjectsIllustrator(Illustrator):
             text = "neither model finds an object"
         return AnswerDifference(single + float(1 - overlap + scores) / 2, text)
 
-    def found_again(self) -> list[tuple[int, int]]:
-        """Return for each class the number of the original's objects, and how many of them the result finds."""
-        last = max((int(original.classes.max(initial=0)) for original, _ in self._detections), default=0)
-        counts = [[0, 0] for _ in range(last + 1)]
-        for original, result in self._detections:
-            sure = original.above(self._least)
-            for label in sure.classes:
-                counts[label][0] += 1
-            for one, _ in _pairs(_overlap(sure, result.above(FEWER * self._least))):
-                counts[sure.classes[one]][1] += 1
-        return [(objects, matched) for objects, matched in counts]
-
-    def count(self, least: float) -> int:
-        """Return the number of objects that the models find with at least this score, in all samples together."""
-        return sum(len(detections.above(least)) for pair in self._detections for detections in pair)
-
     def is_empty(self, sample: int) -> bool:
         """Whether no model finds an object, and none is labelled."""
         labelled = self._labels is not None and len(self._labels[sample].classes)

@@ -168,7 +168,7 @@ class Detector:
         return sizes
 
     def classes_of(self, values: int) -> int:
-        """Return the number of classes of a model whose outputs have so many values together.
+        """Return the number of classes, background included, of a model whose outputs have so many values together.
 
         Raises:
             DetectionError: no number of classes gives so many values.
@@ -179,6 +179,10 @@ class Detector:
         if rest or classes < 1:
             raise DetectionError("%d values are not the outputs of %d locations" % (values, len(self.anchors)))
         return classes
+
+    def classes_in(self, values: int) -> int:
+        """Return the same without the background."""
+        return self.classes_of(values) - (self.specification["background"] is not None)
 
     def misfit(self, shapes: Sequence[Any]) -> Optional[str]:
         """Return why outputs of these shapes, with the batch, are not those of the detector; None if they are."""

@@ -260,22 +260,6 @@ def test_both_metrics_of_a_detector_are_shown_for_devices() -> None:
     assert "**0.620**" in section
 
 
-def test_objects_found_again_by_class() -> None:
-    record = full()
-    record["comparison"] |= {
-        "per_class": [],
-        "confusion": None,
-        "found_again": [
-            {"name": "cup", "objects": 40, "found": 39},
-            {"name": "<dog>", "objects": 4, "found": 1},
-        ],
-    }
-    text, html = markdown_of(record), html_of(record)
-    rows = [line for line in text.splitlines() if line.startswith(("| cup", "| `<dog>`"))]
-    assert rows == ["| `<dog>` | 4 | 1 | 0.250 |", "| cup | 40 | 39 | 0.975 |"]
-    assert "<dog>" not in html
-
-
 def test_what_the_cpu_does_before_the_first_operator() -> None:
     record = full()
     assert "looks up the input" not in markdown_of(record)

@@ -206,3 +206,10 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
         assert f"### {title}" in text
         assert title not in plain
     assert "Quantization error" not in html_of(with_stages())
+    column = "Difference of probabilities and boxes"
+    seen = markdown_of(
+        with_stages({"id": "q", "stage": "quantize", "facts": facts | {"tried": [trial | {"difference_db": -7.5}]}})
+    )
+    assert column in seen
+    assert "-7.5 dB" in seen
+    assert column not in text

@@ -136,7 +136,7 @@ FULL: Record = {
             "macs_ratio": m(0.48, "fraction"), "size_ratio": m(0.26, "fraction"),
             "latency_ratio": m(0.415, "fraction", "predicted"),
         },
-        "per_class": per_class(list("0123456789")), "confusion": confusion(10), "found_again": [],
+        "per_class": per_class(list("0123456789")), "confusion": confusion(10),
         "right": {"samples": 16, "original": "fffe", "result": "fffc"},
         "outputs": [
             {

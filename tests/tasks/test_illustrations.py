@@ -93,12 +93,6 @@ def test_weak_detectors_are_drawn_with_lower_scores() -> None:
     assert weak.answers(blank(), 0)[0].text == "cup 0.20"
 
 
-def test_objects_found_again_by_class() -> None:
-    original = [row((0, 0, 0.9), (1, 1, 0.9)), row((2, 1, 0.6), (3, 1, 0.4))]
-    result = [row((0, 0, 0.9), (1, 0, 0.9)), row((2, 1, 0.3))]
-    assert illustrator(original, result).found_again() == [(1, 1), (2, 1)]
-
-
 def test_boxes_that_are_no_numbers_are_left_out() -> None:
     broken = row((0, 0, 0.9), (3, 0, 0.9))
     broken[:4] = np.nan

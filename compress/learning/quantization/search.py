@@ -168,6 +168,7 @@ class SearchResult:
                 snr_db=round(float(tried.candidate.snr_db[:count].mean()), 2),
                 agreement=round(float(tried.candidate.agreement[:count].mean()), 4),
                 kept=tried.kept,
+                difference_db=_decibels(tried.candidate.differences, count),
             )
             for tried in self.tried
         )
@@ -597,6 +598,11 @@ class _Structure:
             )
             for choice, values in factors.items()
         }
+
+
+def _decibels(differences: Energies | None, count: int) -> float | None:
+    """Return the mean of the differences over the first samples and all parts, in dB."""
+    return None if differences is None else round(float(10 * np.log10(differences[:count]).mean()), 2)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
 

@@ -38,7 +38,7 @@ class Package(Stage):
     and evaluation samples."""
 
     name: ClassVar[str] = "package"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE, Kind.COMPILED})
     produces: ClassVar[Kind] = Kind.BUNDLE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "target", "name"})

@@ -15,7 +15,7 @@ class Quantize(Stage, QuantizeSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 18
+    version: ClassVar[int] = 19
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})

@@ -322,7 +322,7 @@ def _summary(path: Path, run: RunResult, content: Mapping[str, Any]) -> dict[str
         "schema_version": 1,
         "model": str(path),
         "task": data["task"],
-        **({"box_format": BOX_FORMAT} if finds_boxes else {}),
+        **({"box_format": BOX_FORMAT, "found": _found(record)} if finds_boxes else {}),
         "preprocess": [] if "random" in data["source"] else data.get("preprocess", []),
         "outputs": [
             {
@@ -340,6 +340,15 @@ def _summary(path: Path, run: RunResult, content: Mapping[str, Any]) -> dict[str
         "warnings": [] if verdict is None else list(verdict.reasons),
         "files": {name: str(run.folder / name) for name in (*record.outputs, "report.html")},
     }
+
+
+def _found(record: RunRecord) -> dict[str, Any] | None:
+    """Return the average precision of a detector with the objects of the original as labels, and how many there are;
+    None without objects."""
+    precision = record.models.result.measurements.get("ap") if record.models else None
+    if precision is None or precision.value is None or record.comparison is None:
+        return None
+    return {"ap": precision.to_json(), "objects": sum(row.samples for row in record.comparison.per_class)}
 
 
 def _placement(record: RunRecord) -> dict[str, Any] | None:

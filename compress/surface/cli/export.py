@@ -161,6 +161,12 @@ def _summary(facts: Any, folder: Path) -> str:
         lines.append(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
     if "box_format" in facts:
         lines.append(f"a detector: its bundle answers with boxes: {facts['box_format']}")
+    if facts.get("found"):
+        found = facts["found"]
+        lines.append(
+            f"average precision {found['ap']['value']:.3f}, with the {found['objects']:,} objects that the original "
+            "finds in the test samples as labels"
+        )
     for output in facts["outputs"]:
         same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"
         error = f"largest difference {output['max_abs_error']:.3g}"
