@@ -60,6 +60,14 @@ def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch)
     assert by_objects.snr_db(expected, scored)[0] < 45
 
 
+def test_how_unlikely_a_score_is_does_not_count() -> None:
+    by_objects = ByObjects(Detector(ANCHORS))
+    expected = row(4, NOTHING, NOTHING, NOTHING)
+    clipped = np.maximum(expected, -6)  # as a narrow range of 8 bits does it
+    assert by_objects.snr_db(expected, clipped).tolist() == [60.0]
+    assert by_objects.snr_db(expected, np.maximum(expected, 0))[0] < 45
+
+
 def test_users_see_probabilities_and_the_boxes_of_likely_anchors(keras: Any) -> None:
     by_objects = ByObjects(Detector(ANCHORS))
     expected = row(4, NOTHING, NOTHING, NOTHING)

@@ -1,16 +1,18 @@
-"""Detectors that find nothing: every function after the outputs takes an empty answer."""
+"""Detectors without labels, and those that find nothing: every function after the outputs takes an empty answer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from blobs import Blobs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.core.measurement import missing
-from compress.data.types import Objects
+from compress.data.types import Objects, Split
 from compress.tasks import detection
+from compress.tasks.base import ModelOutputs
 from compress.tasks.detection import Detection, padded
 from compress.tasks.illustrations import ObjectsIllustrator
 from compress.tasks.unlabelled_detection import UnlabelledDetection
@@ -103,3 +105,37 @@ def test_the_comparison_says_that_nothing_was_found() -> None:
     (reason,) = task.findings(facts, NAMES, "original", "result")
     assert "neither model finds an object" in reason.text
     assert reason.level == "warning"
+
+
+class TaughtBlobs(Blobs):
+    """Blobs without labels, whose targets are outputs of a detector with two locations and two classes."""
+
+    class_names = ()
+
+    def targets(self, split: Split) -> np.ndarray:
+        rows = np.full((len(self.labels(split)), 12), -9.0, np.float32)
+        rows[:, :8] = 0.0
+        rows[0, 8] = rows[1, 11] = 3.0
+        rows[2, 8] = -1.5  # a probability of 0.18 is not an object that has to be found
+        return rows
+
+
+def test_objects_of_the_original_take_the_place_of_labels() -> None:
+    task, data = UnlabelledDetection(), TaughtBlobs()
+    specification = {"detector": {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}]}}
+    expected = data.targets("test")
+    lost = expected.copy()
+    lost[1, 11] = -9.0
+
+    def evaluated(rows: np.ndarray) -> dict[str, Any]:
+        models = {"original": expected, "result": rows}
+        outputs = {name: ModelOutputs(values, True, specification) for name, values in models.items()}
+        return task.evaluate(outputs, data, "test", "default kernels")
+
+    facts = evaluated(lost)
+    assert (facts["original"]["ap"]["value"], facts["result"]["ap"]["value"]) == (1.0, 0.5)
+    assert [row["objects"] for row in facts["original"]["per_class"]] == [1, 1]
+    compared = task.compare(facts | {"class_names": ["cup"]}, (), "original", "result")
+    assert [(row["name"], row["samples"]) for row in compared["per_class"]] == [("cup", 1), ("class 1", 1)]
+    assert task.score(lost, data, "test", specification) == 0.5
+    assert evaluated(expected)["result"]["ap"]["value"] == 1.0

@@ -21,6 +21,8 @@ from compress.pipeline.schema import load
 from deploy.contract import preprocessing
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
+from deploy.runner.accuracy import compare
+from deploy.runner.runtime import RuntimeOptions
 
 SIDE, CLASSES = 64, 3
 GRIDS = ((8, 8), (4, 4))
@@ -243,6 +245,14 @@ def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path,
     content = opened.content("int8")
     assert not graph.parse(content).custom_operators(detection_postprocess.NAME)
     assert opened.labels == ["a", "b", "c"]
+    host = record["models"]["original"]["measurements"]["ap"]
+    assert host["value"] == 1.0
+    assert "with the original's objects of a score of 0.3 or more as labels" in host["note"]
+    measured = compare(opened, RuntimeOptions())["models"]
+    for role in opened.roles:
+        assert measured[role]["ap"]["value"] == pytest.approx(
+            opened.manifest["evaluation"]["metrics"][f"ap_{role}"]["value"], abs=1e-6
+        )
     agreeing = 0.0
     tensor = opened.models["int8"].inputs[0]
     for image in images[:8]:

@@ -109,7 +109,11 @@ def test_a_range_that_is_not_known_is_a_question(
     assert not (tmp_path / "out" / "pipeline.yaml").exists()
     arguments = ["export", str(path), "--calibrate", str(photos), "-o", str(tmp_path / "out"), "--range", "0", "1"]
     assert main.main(arguments) == 0
-    assert "boxes: ymin, xmin, ymax, xmax, as fractions of the image's height and width" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "boxes: ymin, xmin, ymax, xmax, as fractions of the image's height and width" in output
+    found = re.search(r"average precision (\d\.\d+), with the ([\d,]+) objects that the original finds", output)
+    assert found is not None, output
+    assert float(found[1]) > 0.5
 
 
 def test_the_device_answers_with_boxes(keras: Any, photos: Path, tmp_path: Path) -> None:
