@@ -273,6 +273,11 @@ class _Quantization:
             facts = {**history, task.score_name: dict(outcome.scores), "training_agrees": outcome.agreement}
             result = replace(outcome.result, training=facts, own_scales=ptq.own_scales)
             if result.method == "ptq":
+                scores = " and ".join(f"{score:.3f} by {method}" for method, score in outcome.scores.items())
+                progress.note(
+                    f"quantize: the training is not kept: {task.score_name} is {scores}; a smaller learning_rate "
+                    "changes the model less"
+                )
                 return result
             return post_training.described(result, trained, trained_plan, self.samples.held_out, progress=progress)
 

@@ -18,12 +18,12 @@ from compress.core.artifact import Facts
 from compress.data.rows import blocks
 from compress.learning.context import Context
 from compress.learning.quantization import export, fake_quantization, quantizer_placement
-from compress.learning.quantization.fake_quantized_layers import EPSILON
+from compress.learning.quantization.fake_quantized_layers import EPSILON, RoundedKernel
 from compress.learning.quantization.plan import QuantizationPlan, edited, nudged
 from compress.learning.quantization.post_training import QuantizationResult
 from compress.learning.quantization.search import file_outputs
 from compress.learning.quantization.settings import RoundedTraining
-from compress.learning.training.loop import Loss, TrainingSettings, fit, own_loss
+from compress.learning.training.loop import Loss, Rate, TrainingSettings, fit, own_loss
 from compress.model.ir import weight_sparsity
 from compress.model.ir.keras_graph import Network, build
 from compress.model.ir.layer_specs import spec_of
@@ -35,6 +35,8 @@ Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Gamma and beta of the batch norms that were folded, by layer (`fold.folded_norms`)."""
 LEAST_VARIANCE = 1e-8
 """Least variance of a batch norm with a gamma near 0, whose outputs would otherwise be divided by 0; chosen."""
+LEAST_SIZE = 1e-3
+"""Least size of the weights of a channel, relative to the largest channel, in their learning rate: zeros move too."""
 BATCH = 32
 """Samples that the trained model computes at once; chosen: the result does not depend on it."""
 
@@ -77,8 +79,8 @@ def train(
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
     loss = loss or own_loss(build(network), context)
     freezing = [lambda trained: _freezing(trained, how.freeze)] if how.freeze else []
-    history = fit(model, loss, settings, context, freezing)
     trained = {operation.name: operation for operation in model.operations}
+    history = fit(model, loss, settings, context, freezing, _relative_rates(model))
     layers = {}
     for name, layer in start.layers.items():
         if layer.weights:
@@ -140,6 +142,29 @@ def simulated(network: Network, plan: QuantizationPlan) -> Any:
             fake_quantization.insert(network, quantizer_placement.find(network), plan)
         )
     )
+
+
+def _relative_rates(model: Any) -> dict[str, Rate]:
+    """Return the learning rates of the kernels, relative to the size of their weights, by the path of the weight.
+
+    The factor of an output channel is the root mean square of its weights, divided by that of a new network (He et al.,
+    Delving Deep into Rectifiers, 2015): a learning rate means for folded kernels what it means for new ones.
+
+    Adam changes every weight by about the learning rate, however large the weight is, and folded kernels differ by
+    orders of magnitude from channel to channel. With one rate for all weights the first steps destroy the network:
+    after two epochs with 96 photos and a learning rate of 0.00003, YOLOX-nano had a validation loss of 12, and of 0.20
+    with these factors (PTQ about 0.25, guessing 17). With 0.0001 it had 0.63.
+    """
+    rates = {}
+    for layer in model.layers:
+        if not isinstance(layer, RoundedKernel):
+            continue
+        weights = np.asarray(layer.kernel, np.float64)
+        shape = layer.axes.output_shape(weights.shape)
+        size = np.sqrt((weights**2).mean(axis=tuple(np.flatnonzero(np.equal(shape, 1))), keepdims=True))
+        size = np.maximum(size, LEAST_SIZE * size.max(initial=0.0)) / np.sqrt(2 / layer.axes.fan(weights.shape))
+        rates[layer.kernel.path] = Rate(np.broadcast_to(size, weights.shape).astype(np.float32))
+    return rates
 
 
 def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:

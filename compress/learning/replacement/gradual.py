@@ -337,7 +337,7 @@ def _kernel_steps(
 ) -> NDArray[np.float64]:
     """Return the change of each weight that alone changes its output by about a deviation over the root of the fan."""
     shape = weights.shape
-    fan = weights.size / kernel.outputs(shape)
+    fan = kernel.fan(shape)
     groups = len(magnitude) // shape[kernel.into]
     if groups > 1:  # the channels of different groups share a position in the kernel
         magnitude = np.sqrt((magnitude.reshape(groups, -1) ** 2).mean(axis=0))

@@ -35,7 +35,7 @@ class Prune(Stage, PruneSettings):
 
     def uses(self) -> tuple[Use, ...]:
         """Return the measure of importance, and the methods of the training and of its teacher."""
-        uses: list[Use] = ["channel importance", *self.training_uses()]
+        uses: list[Use] = ["channel importance", *self.training_uses(self.distill is None or self.distill.weight < 1)]
         if self.allocation == "sensitivity":
             uses.append("measured sensitivity")
         if self.distill is not None:

@@ -31,7 +31,8 @@ class Quantize(Stage, QuantizeSettings):
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of training, and of its teacher."""
-        uses: list[Use] = [*self.training_uses()]
+        teacher = self.qat.distill
+        uses: list[Use] = [*self.training_uses(teacher is None or teacher.weight < 1)]
         if self.engine == "tfmot":
             uses.append("tfmot qat")
         if self.qat.distill is not None:

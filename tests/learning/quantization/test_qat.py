@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,28 @@ def test_a_range_that_does_not_follow_is_no_variable(keras: Any) -> None:
     x = np.array([[-3.0, 0.5 + 1 / 300, 5.0]], np.float32)
     np.testing.assert_allclose(np.asarray(layer(x, training=True)), [[-1.0, 0.5, 127 / 128]], atol=1e-6)
     assert layer.get_weights() == []
+
+
+def test_kernels_of_any_size_learn_alike(keras: Any, tmp_path: Path) -> None:
+    """Inputs that are a thousand times as large, and kernels a thousandth as large, are the same function."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(4, 3, activation="relu")(image)
+    model = keras.Model(image, layers.Dense(2, activation="softmax")(layers.Flatten()(x)))
+    network = canonical(keras_graph.read(model))
+    losses = []
+    for scale in (1.0, 1000.0):
+        layer = network.layers[model.layers[1].name]
+        kernel, bias = layer.weights
+        scaled = network.edited({layer.name: replace(layer, weights=(kernel / np.float32(scale), bias))}, {})
+        data = Blobs(scale=scale)
+        plan = calibration.calibrate(scaled, data.inputs("train"))
+        settings = TrainingSettings(epochs=4, batch_size=16, learning_rate=0.01)
+        _, _, facts = qat.train(scaled, plan, settings, context(data, tmp_path / f"{scale:g}"))
+        losses.append([row["loss"] for row in facts["history"]])
+    assert losses[0][-1] < 0.8 * losses[0][0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
 
 
 def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from compress.learning.quantization import export
 from compress.learning.quantization.calibration import calibrate, divided
 from compress.learning.quantization.export import float_operators, refuse_mismatch
 from compress.learning.quantization.plan import read
+from compress.learning.training.augmentation import Augment
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.keras_graph import read as read_network
 from compress.model.ir.passes.fold import canonical
@@ -52,6 +53,13 @@ class Changed(Blobs):
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         return super().labels(split)[: self.count]
+
+
+def test_a_teacher_alone_needs_no_labels_for_changed_samples() -> None:
+    for weight, needs_labels in ((1.0, False), (0.9, True)):
+        distill = DistillationSettings(weight=weight, temperature=1)
+        trained = Quantize(method="qat", augment=Augment(flip=True), qat=QatSettings(distill=distill))
+        assert ("augmentation" in trained.uses()) == needs_labels
 
 
 def network(keras: Any, edit: Callable[[Any], Any] = lambda model: None, relu: str = "relu") -> Any:

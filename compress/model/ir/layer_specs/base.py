@@ -54,6 +54,10 @@ class Kernel:
         """Return the number of output channels of a kernel of some shape (of one group, if it is grouped)."""
         return int(np.prod([shape[axis] for axis in self.output_axes]))
 
+    def fan(self, shape: tuple[int, ...]) -> int:
+        """Return the number of weights from which an output is computed, for a kernel of some shape."""
+        return int(np.prod(shape)) // self.outputs(shape)
+
     def scale_axes(self, rank: int) -> tuple[int, ...]:
         """Return the axes that share one quantization scale, for a kernel with `rank` axes."""
         kept = {axis % rank for axis in self.output_axes} if self.per_channel else set()
