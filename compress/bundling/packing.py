@@ -74,6 +74,11 @@ class Packing:
             if role != "compiled"
         }
 
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of the classes in the data; none for a model that learns from its original, which has its own."""
+        return () if self.data is None or self.task.learns_from_original else self.data.class_names
+
     def _ordered(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the outputs in the order of the task, with an embedding after them."""
         task_outputs = self.task.output_order(outputs, self.specification)
@@ -99,7 +104,7 @@ def pack(packing: Packing) -> bytes:
     """
     models = packing.models
     _refuse_float(models["int8"], packing.files["int8"])
-    if packing.labels and packing.data and packing.data.class_names:
+    if packing.labels and packing.class_names:
         raise StageError("package.labels is set, but the data has class names already", hint="remove package.labels")
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
     members |= {_lookup_file(role): bundle.array_bytes(m.lookup.table) for role, m in models.items() if m.lookup}
@@ -116,7 +121,7 @@ def pack(packing: Packing) -> bytes:
         "name": packing.name,
         "coralline": __version__,
         "task": packing.task.name,
-        "labels": list(packing.labels or (data.class_names if data else ())),
+        "labels": list(packing.labels or packing.class_names),
         "preprocessing": {"version": VERSION, "digest": Preprocessing(steps).digest, "steps": steps},
         "models": entries,
         "golden": golden,
@@ -248,7 +253,8 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
         note = f"evaluation sample, {version()}, default kernels without a delegate"
         packaged = packing.task.packaged(rows, data, indices, packing.specification, note)
         entry["metrics"] = packaged.metrics
-        if packaged.targets is not None and (packing.labels or data.class_names):  # the device checks their classes
+        if packaged.targets is not None and (packing.labels or packing.class_names):  # the device checks their classes
+            entry |= {"labels_from": "original"} if packing.task.learns_from_original else {}
             entry["labels"] = "evaluation-labels.npy"
             members["evaluation-labels.npy"] = bundle.array_bytes(packaged.targets)
     return entry, members

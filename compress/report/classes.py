@@ -54,7 +54,7 @@ def section(record: RunRecord) -> Section:
 
 def _all_classes(count: int) -> str:
     """Return the title of the table of all classes."""
-    return f"All {count} classes as a table"
+    return f"{count} classes as a table"
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:

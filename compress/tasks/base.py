@@ -311,6 +311,8 @@ class Task(ABC):
     """Tasks whose data can be used for this one, with `data: {task: …}`."""
     learns_from_original: ClassVar[bool] = False
     """Whether the targets are the outputs of the original model."""
+    compares_values: ClassVar[bool] = False
+    """Whether the values of the outputs show what the result is worth: nothing else, such as labels, does."""
     models: ClassVar[str]
     """Name of its models in messages, in the plural."""
     metrics: ClassVar[tuple[Metric, ...]]

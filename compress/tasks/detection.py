@@ -38,6 +38,7 @@ from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.moved_images import augmentation
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import Truth, average_precision
+from deploy.contract.box_codes import sigmoid
 from deploy.contract.detection import SURE, Detections, Detector, agreement
 from deploy.contract.detector_specification import DetectionError
 from deploy.contract.suppression import overlaps
@@ -48,9 +49,6 @@ SAME_PLACE = 0.9
 """Overlap above which two boxes count as the same position."""
 FITTING = 0.5
 """Overlap above which a box counts as that of an object."""
-UNLIKELY = 0.01
-"""Probabilities below this count as this in the ratio of the scores: nothing depends on them, but the logits of most
-locations are far below zero, and ranges of 8 bits clip them."""
 SMALLEST_SIDE = 1e-3
 """Shifts are relative to the size of the box; smaller boxes count as this size, a fraction of the image's. Chosen: it
 is less than a pixel."""
@@ -78,19 +76,15 @@ class ByObjects(Judge):
         for parts in (before, after):
             near.append(np.take_along_axis(parts.boxes, likely, axis=1).reshape(1, -1))
             score_parts = [parts.scores] if parts.objectness is None else [parts.scores, parts.objectness]
-            scores.append(np.concatenate([self._likely(part).reshape(1, -1) for part in score_parts], axis=1))
+            scores.append(np.concatenate([part.reshape(1, -1) for part in score_parts], axis=1))
         return float(snr_db(*near)[0] + snr_db(*scores)[0]) / 2
 
-    def _likely(self, raw: NDArray[Any]) -> NDArray[Any]:
-        """Return raw scores, logits of probabilities below UNLIKELY as those of UNLIKELY."""
-        is_logit = self.detector.specification["scores"] == "logits"
-        return np.maximum(raw, np.log(UNLIKELY / (1 - UNLIKELY))) if is_logit else raw
-
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
-        """Return the differences of the probabilities, of the boxes, and of the keypoints if there are any.
+        """Return the differences of the probabilities and of the boxes; if there are keypoints, also those of their
+        positions and of the probabilities that they are visible.
 
-        Each side of a box counts relative to the size of the box, and a keypoint in its own unit, up to 1; both are
-        weighted by the probability that the original finds an object there.
+        Each side of a box counts relative to the size of the box, and a position in its own unit, up to 1. All but the
+        probabilities of objects are weighted by the probability that the original finds an object there.
         """
         detector = self.detector
         before, after = (detector.parts(detector.split(rows, maths), maths) for rows in (expected, actual))
@@ -102,8 +96,13 @@ class ByObjects(Judge):
         likely = maths.max(known, axis=-1, keepdims=True)
         parts = [found - known, shifts * likely]
         if before.keypoints is not None and after.keypoints is not None:
-            moved = (after.keypoints - before.keypoints) * detector.specification["keypoints"]["scale"]
-            parts.append(maths.clip(moved, -1.0, 1.0) * likely)
+            settings = detector.specification["keypoints"]
+            shape = (-1, before.keypoints.shape[1], settings["count"], 3 if settings["visibility"] else 2)
+            points, others = (maths.reshape(part, shape) for part in (before.keypoints, after.keypoints))
+            moved = maths.clip((others - points)[..., :2] * settings["scale"], -1.0, 1.0)
+            parts.append(maths.reshape(moved, (-1, shape[1], 2 * shape[2])) * likely)
+            if settings["visibility"]:
+                parts.append((sigmoid(others[..., 2], maths) - sigmoid(points[..., 2], maths)) * likely)
         return [maths.reshape(part, (-1, part.shape[1] * part.shape[2])) for part in parts]
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
@@ -157,9 +156,20 @@ class Detection(Task):
         """Return the objects as one array, see `padded`."""
         return padded(data.objects(split))
 
-    def truth(self, data: Data, split: Split, specification: Specification) -> Sequence[Objects]:
-        """Return the objects that are to be found in each sample: those of the labels."""
-        return data.objects(split)
+    def truth(
+        self, data: Data, split: Split, specification: Specification, samples: Sequence[int] | None = None
+    ) -> list[Objects]:
+        """Return the objects that are to be found in some samples of a split (None: in all): those of the labels."""
+        objects = data.objects(split)
+        return objects if samples is None else [objects[sample] for sample in samples]
+
+    def class_names(self, data: Data) -> Sequence[str]:
+        """Return the names of the classes; none if they are not known."""
+        return data.class_names
+
+    def _classes(self, detector: Detector, rows: Rows, data: Data) -> int:
+        """Return the number of classes of outputs [n, outputs] and of the data together."""
+        return max(detector.classes_in(rows.shape[1]), len(self.class_names(data)))
 
     def detector(self, specification: Specification) -> Detector:
         """Return the detector that a specification describes."""
@@ -181,10 +191,10 @@ class Detection(Task):
         for name, model in models.items():
             detector = self.detector(model.specification)
             answers.append(detections_in(detector, model.rows))
-            classes = detector.classes_in(model.rows.shape[1])
+            classes = self._classes(detector, model.rows, data)
             images = f"{self.truth_note}, {note}, {len(expected)} images"
             facts[name] = evaluate(answers[-1], expected, classes, images)
-            facts[name]["spread"] = asdict(spread(answers[-1], expected, data.class_names, split))
+            facts[name]["spread"] = asdict(spread(answers[-1], expected, self.class_names(data), split))
         facts["agreement"] = agreement(answers[0], answers[-1])
         return facts
 
@@ -204,7 +214,6 @@ class Detection(Task):
         if not count:
             agreed = missing("fraction", f"neither finds anything with a score of {SURE:g}")
         measurements["agreement"] = agreed.to_json()
-        names = names or facts.get("class_names", ())
         rows = zip(facts[original]["per_class"], facts[result]["per_class"], strict=True)
         per_class = [
             {
@@ -242,22 +251,21 @@ class Detection(Task):
         """Return the mean average precision; 0 without objects."""
         detector = self.detector(specification)
         answers, truth = detections_in(detector, rows), self.truth(data, split, specification)
-        return average_precision(answers, truth, detector.classes_in(rows.shape[1]))["ap"] or 0.0
+        return average_precision(answers, truth, self._classes(detector, rows, data))["ap"] or 0.0
 
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
         """Return the objects, the average precision of each model, its drop and the agreement."""
-        detector, truth = self.detector(specification), self.truth(data, "test", specification)
-        expected = [truth[index] for index in indices]
+        detector, expected = self.detector(specification), self.truth(data, "test", specification, indices)
         answers = {role: detections_in(detector, outputs) for role, outputs in rows.items()}
-        classes = detector.classes_in(rows["original"].shape[1])
+        classes = self._classes(detector, rows["original"], data)
         facts: Facts = {
             role: evaluate(detections, expected, classes, f"{self.truth_note}, {note}")
             for role, detections in answers.items()
         }
         facts["agreement"] = agreement(answers["original"], answers["int8"])
-        compared = self.compare(facts, data.class_names, "original", "int8")["measurements"]
+        compared = self.compare(facts, self.class_names(data), "original", "int8")["measurements"]
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
@@ -268,7 +276,7 @@ class Detection(Task):
         detectors = [self.detector(model.specification) for model in models.values()]
         rows = [model.rows for model in models.values()]
         labelled = None if self.learns_from_original else data.objects(split)
-        return ObjectsIllustrator(detectors, rows, data.class_names or labels, labelled)
+        return ObjectsIllustrator(detectors, rows, self.class_names(data) or labels, labelled)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the anchors, and the encoding of boxes and scores."""

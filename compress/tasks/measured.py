@@ -193,12 +193,7 @@ class MeasuredTask(Task):
 
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input."""
-        split = f"{facts['samples']:,} {facts['split']} samples"
-        expected, actual = (facts[model]["deviation"] for model in (original, result))
-        judgements = {original: _judgement(expected < STILL, split)}
-        if result != original:
-            judgements[result] = _judgement(actual < max(STILL, FLATTENED * expected), split)
-        return judgements
+        return judged_by_deviation(facts, f"{facts['samples']:,} {facts['split']} samples", original, result)
 
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the best constant output."""
@@ -255,6 +250,15 @@ def deviation_over_samples(rows: Rows) -> float:
     if not np.isfinite(size) or size == 0:
         return 0.0
     return float(np.sqrt(((chosen - chosen.mean(axis=0)) ** 2).mean()) / size)
+
+
+def judged_by_deviation(facts: Facts, samples: str, original: str, result: str) -> dict[str, Judgement]:
+    """Judge whether the outputs of two models depend on the input, by their `deviation` over `samples`, in words."""
+    expected, actual = (facts[model]["deviation"] for model in (original, result))
+    judgements = {original: _judgement(expected < STILL, samples)}
+    if result != original:
+        judgements[result] = _judgement(actual < max(STILL, FLATTENED * expected), samples)
+    return judgements
 
 
 def _judgement(constant: bool, split: str) -> Judgement:

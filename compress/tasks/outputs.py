@@ -156,6 +156,7 @@ class OutputsTask(MeasuredTask):
     name: ClassVar[str] = "outputs"
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression", "detection"})
     learns_from_original: ClassVar[bool] = True
+    compares_values: ClassVar[bool] = True
     models: ClassVar[str] = "models without labels"
     score_name: ClassVar[str] = "validation_score"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -170,7 +171,7 @@ class OutputsTask(MeasuredTask):
         ),
         "augmentation": Refusal(
             "augment changes samples after the original's outputs for them were computed",
-            "distill and replace_activations with `weight: 1`, where the original runs on the changed samples",
+            "stages that learn with `weight: 1`, also in their `distill`: the original runs on the changed samples",
             "set weight: 1, or leave augment out",
         ),
     }

@@ -13,10 +13,22 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.data.types import Data, Objects, Split
-from compress.tasks.base import Change, Location, RandomChanges, Refusal, Specification, Use
+from compress.results.evaluation import Judgement
+from compress.tasks.base import (
+    Change,
+    EvaluationMembers,
+    Location,
+    ModelOutputs,
+    RandomChanges,
+    Refusal,
+    Rows,
+    Specification,
+    Use,
+)
 from compress.tasks.detection import Detection, detections_in, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
-from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
+from compress.tasks.findings import DOUBTFUL, ENOUGH, KEPT, UNLIKE, Level, VerdictReason, little_left
+from compress.tasks.measured import deviation_over_samples, judged_by_deviation
 from compress.tasks.outputs import OutputsHead, OutputsTask
 from deploy.contract.detection import SURE, Detector
 
@@ -89,10 +101,23 @@ class UnlabelledDetection(Detection):
         """Return the outputs of the original: [n, values]."""
         return data.targets(split)
 
-    def truth(self, data: Data, split: Split, specification: Specification) -> Sequence[Objects]:
-        """Return the objects that the original finds with a score of at least FOUND."""
-        answers = detections_in(self.detector(specification), data.targets(split))
-        return [Objects(found.boxes, found.classes) for found in (answer.above(FOUND) for answer in answers)]
+    def truth(
+        self, data: Data, split: Split, specification: Specification, samples: Sequence[int] | None = None
+    ) -> list[Objects]:
+        """Return the objects that the original finds with a score of at least FOUND.
+
+        A box outside of the image is cut to its border, and left out: it has no area.
+        """
+        settings = self.detector(specification).specification
+        detector = Detector({**settings, "least_score": max(settings["least_score"], FOUND)})
+        rows = data.targets(split)
+        answers = detections_in(detector, rows if samples is None else rows[list(samples)])
+        with_area = [found.taken((found.boxes[:, 2:] > found.boxes[:, :2]).all(axis=1)) for found in answers]
+        return [Objects(found.boxes, found.classes) for found in with_area]
+
+    def class_names(self, data: Data) -> Sequence[str]:
+        """Return no names: the data's classes, such as folders of photos, are not those of the detector."""
+        return ()
 
     def augmentation(self, augment: RandomChanges) -> Change | None:
         """Return None: the original runs on the changed samples, so no target moves."""
@@ -106,25 +131,61 @@ class UnlabelledDetection(Detection):
             refusals.append((("model",), refusal))
         return refusals
 
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return also how much the outputs of each model differ between samples."""
+        facts = super().evaluate(models, data, split, note) | {"split": split}
+        for name, model in models.items():
+            facts[name]["deviation"] = deviation_over_samples(model.rows)
+        return facts
+
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return the comparison without classes of which the original finds nothing."""
-        compared = super().compare(facts, names, original, result)
+        compared = super().compare(facts, facts.get("class_names", ()), original, result)
         return {**compared, "per_class": [row for row in compared["per_class"] if row["samples"]]}
 
+    def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
+        """Judge whether the outputs depend on the input: a camera that always sees the same has the same objects."""
+        return judged_by_deviation(facts, f"{facts['images']:,} {facts['split']} samples", original, result)
+
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
-        """Compare the objects of both models, and the values of the outputs if there are few objects."""
+        """Compare the objects of both models, and the values of the outputs if there are few objects.
+
+        What few objects show is a warning at most.
+        """
         agreed, count = facts["agreement"]
-        reasons = [*super().findings(facts, names, original, result), *unlike_original(agreed, ())]
-        if sum(row["objects"] for row in facts[original]["per_class"]) < ENOUGH:
-            reasons += little_left(facts.get("outputs", ()))
-        if count:
-            return reasons
-        text = (
-            f"neither model finds an object with a score of {SURE:g} or more in {facts['images']:,} samples, so "
-            "nothing is known of the boxes of the result: give photos of what the detector finds, and check "
-            "data.preprocess"
-        )
-        return [VerdictReason("warning", text, "named"), *reasons]
+        objects = sum(row["objects"] for row in facts[original]["per_class"])
+        precision = facts[result]["ap"]["value"]
+        reasons = []
+        if not count:
+            text = (
+                f"neither model finds an object with a score of {SURE:g} or more in {facts['images']:,} samples, so "
+                "nothing is known of the boxes of the result: give photos of what the detector finds, and check "
+                "data.preprocess"
+            )
+            reasons.append(VerdictReason("warning", text, "named"))
+        elif agreed < DOUBTFUL:
+            text = (
+                f"of {count:,} objects that one of the models finds with a score of {SURE:g} or more, the other finds "
+            )
+            level: Level = "not usable" if agreed < UNLIKE and count >= ENOUGH else "warning"
+            reasons.append(VerdictReason(level, f"{text}{agreed:.0%}"))
+        if precision is not None and precision < KEPT:
+            text = f"of {objects:,} objects of the original, the result has an average precision of {precision:.3f}"
+            reasons.append(VerdictReason("not usable" if objects >= ENOUGH else "warning", text))
+        if objects < ENOUGH:
+            reasons += little_left(facts.get("outputs", ()), "warning")
+        return reasons
+
+    def packaged(
+        self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
+    ) -> EvaluationMembers:
+        """Return the objects of the original, the average precision of each model, its drop and the agreement.
+
+        Without any object, the device compares the outputs instead.
+        """
+        members = super().packaged(rows, data, indices, specification, note)
+        has_objects = members.targets is not None and len(members.targets)
+        return members if has_objects else EvaluationMembers(None, members.metrics)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the task on the device: detection."""

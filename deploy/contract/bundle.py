@@ -9,7 +9,7 @@ therefore detected, also in the tables of the archive. The first member is `mani
      "models": {ROLE: {"file": ..., "inputs": [TENSOR, ...], "outputs": [TENSOR, ...], "lookup": file}},
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
-                    "outputs": {ROLE: file}, "metrics": {...}},
+                    "labels_from": "original", "outputs": {ROLE: file}, "metrics": {...}},
      "tools": {name: version}, "detection": SPECIFICATION, "binary": "probability" or "logit", "decoding": {...},
      "embedding": {...}, "confidence": {...},
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
@@ -31,7 +31,8 @@ For `classification`, `labels` of the evaluation is int64 [n] over all files. A 
 has `binary`: the value is the probability or the logit of the second label. For `multi_label`, `binary` applies to each
 value; without it they are probabilities. A detector has `detection` (see `deploy.contract.detection`), its outputs are
 boxes and scores in this order, and the labels of its evaluation are float32 [objects, 6]: index of the sample, class,
-ymin, xmin, ymax, xmax. The other tasks need no labels.
+ymin, xmin, ymax, xmax; `labels_from` is `original` if they are what the original model finds. The other tasks need no
+labels.
 """
 
 from __future__ import annotations

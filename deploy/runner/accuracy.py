@@ -1,8 +1,9 @@
 """Accuracy of a bundle's models on this device, on the samples in the bundle.
 
 The float original and the int8 model run on the CPU, the compiled model on the Edge TPU, all with the preprocessing of
-the bundle. Classifiers are measured by accuracy, detectors by average precision. For other tasks, and for samples
-without labels, the outputs are compared with those of the original model on the host that packed the bundle.
+the bundle. Classifiers are measured by accuracy, detectors by average precision; of photos without labels, the objects
+that the original finds take their place. For other tasks, and for other samples without labels, the outputs are
+compared with those of the original model on the host that packed the bundle.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def compare(
             accuracy = proportion(correct, len(truth), "%s kernels" % kernels)
             models[role] = {"accuracy": accuracy, "predictions": predictions.tolist()}
         else:
-            models[role] = _precision(answers[role], truth, len(opened.labels), kernels)
+            labels = " with the original's objects as labels" if entry.get("labels_from") == "original" else ""
+            note = "COCO%s, %d images, %s kernels" % (labels, len(truth), kernels)
+            models[role] = _precision(answers[role], truth, len(opened.labels), note)
     pairs = []
     for first, second in itertools.combinations(answers, 2):
         if opened.detector is None:
@@ -212,9 +215,8 @@ def objects(opened: Bundle) -> Tuple[List[Array], List[Truth]]:
     return samples, truth
 
 
-def _precision(answers: Sequence[Detections], truth: Sequence[Truth], classes: int, kernels: str) -> Dict[str, Any]:
+def _precision(answers: Sequence[Detections], truth: Sequence[Truth], classes: int, note: str) -> Dict[str, Any]:
     result = average_precision(answers, truth, classes)
-    note = "COCO, %d images, %s kernels" % (len(answers), kernels)
     values: Dict[str, Any] = {"per_class": result["per_class"]}
     for name in ("ap", "ap50"):
         known = result[name] is not None

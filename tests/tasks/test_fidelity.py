@@ -60,14 +60,6 @@ def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch)
     assert by_objects.snr_db(expected, scored)[0] < 45
 
 
-def test_how_unlikely_a_score_is_does_not_count() -> None:
-    by_objects = ByObjects(Detector(ANCHORS))
-    expected = row(4, NOTHING, NOTHING, NOTHING)
-    clipped = np.maximum(expected, -6)  # as a narrow range of 8 bits does it
-    assert by_objects.snr_db(expected, clipped).tolist() == [60.0]
-    assert by_objects.snr_db(expected, np.maximum(expected, 0))[0] < 45
-
-
 def test_users_see_probabilities_and_the_boxes_of_likely_anchors(keras: Any) -> None:
     by_objects = ByObjects(Detector(ANCHORS))
     expected = row(4, NOTHING, NOTHING, NOTHING)
@@ -86,6 +78,22 @@ def test_users_see_probabilities_and_the_boxes_of_likely_anchors(keras: Any) -> 
     tensors = by_objects.differences(*(keras.ops.convert_to_tensor(rows) for rows in (expected, actual)), keras.ops)
     for tensor, array in zip(tensors, by_objects.differences(expected, actual), strict=True):
         np.testing.assert_allclose(np.asarray(tensor), array, atol=1e-5)
+
+
+def test_keypoints_differ_by_position_and_by_visibility(keras: Any) -> None:
+    keypoints = {"count": 2, "visibility": True, "scale": 0.5}
+    tensors = [{"part": "boxes"}, {"part": "scores"}, {"part": "keypoints"}]
+    by_objects = ByObjects(Detector({**ANCHORS, "keypoints": keypoints, "tensors": tensors}))
+    expected = np.concatenate([row(4, NOTHING, NOTHING, NOTHING), np.zeros((1, 12), np.float32)], axis=1)
+    actual = expected.copy()
+    actual[0, 12] = 1.0  # the first coordinate of the first point at the likely anchor
+    actual[0, 17] = 4.0  # whether the second point is visible
+    _, _, positions, visible = by_objects.differences(expected, actual)
+    likely = 1 / (1 + np.exp(-4.0))
+    np.testing.assert_allclose(positions, [[0.5 * likely, *[0.0] * 7]], atol=1e-5)
+    np.testing.assert_allclose(visible, [[0.0, (likely - 0.5) * likely, 0.0, 0.0]], atol=1e-5)
+    tensors = by_objects.differences(*map(keras.ops.convert_to_tensor, (expected, actual)), keras.ops)
+    np.testing.assert_allclose(np.asarray(tensors[3]), visible, atol=1e-5)
 
 
 def test_scores_before_a_sigmoid_are_read_as_logits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from blobs import Blobs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,3 +140,61 @@ def test_objects_of_the_original_take_the_place_of_labels() -> None:
     assert [(row["name"], row["samples"]) for row in compared["per_class"]] == [("cup", 1), ("class 1", 1)]
     assert task.score(lost, data, "test", specification) == 0.5
     assert evaluated(expected)["result"]["ap"]["value"] == 1.0
+
+
+def facts_of(*, found: int, agreement: float, precision: float | None, sqnr_db: float = 40.0) -> dict[str, Any]:
+    """Facts of two models of which the original finds `found` objects."""
+    model = {"ap": {"value": precision, "unit": "fraction", "how": "measured"}, "per_class": [{"objects": found}]}
+    outputs = [{"name": "scores", "sqnr_db": sqnr_db, "agreement": None}]
+    return {"images": 40, "agreement": (agreement, found), "original": model, "result": model, "outputs": outputs}
+
+
+@pytest.mark.parametrize(
+    ("facts", "levels"),
+    [
+        (facts_of(found=30, agreement=1.0, precision=0.9), []),
+        (facts_of(found=1, agreement=0.0, precision=1.0), ["warning"]),
+        (facts_of(found=29, agreement=0.4, precision=0.3), ["warning", "warning"]),
+        (facts_of(found=30, agreement=0.4, precision=0.3), ["not usable", "not usable"]),
+        (facts_of(found=30, agreement=0.7, precision=0.9), ["warning"]),
+        (facts_of(found=30, agreement=1.0, precision=0.9, sqnr_db=5.0), []),
+        (facts_of(found=29, agreement=1.0, precision=0.9, sqnr_db=5.0), ["warning"]),
+    ],
+)
+def test_few_objects_are_a_warning_at_most(facts: dict[str, Any], levels: list[str]) -> None:
+    reasons = UnlabelledDetection().findings(facts, (), "original", "result")
+    assert [reason.level for reason in reasons] == levels
+
+
+def test_a_camera_that_always_sees_the_same_is_no_constant_answer() -> None:
+    task = UnlabelledDetection()
+    facts: dict[str, Any] = {
+        "images": 40,
+        "split": "test",
+        "original": {"deviation": 0.3},
+        "result": {"deviation": 0.2},
+    }
+    assert {row.verdict for row in task.judge_outputs(facts, (), "original", "result").values()} == {"varied"}
+    facts["result"]["deviation"] = 0.0
+    assert task.judge_outputs(facts, (), "original", "result")["result"].verdict == "degenerate"
+
+
+def test_the_background_is_no_class_and_a_box_without_an_area_no_object() -> None:
+    class Taught(TaughtBlobs):
+        def targets(self, split: Split) -> np.ndarray:
+            rows = np.zeros((32, 14), np.float32)
+            rows[:, 8::3] = 9.0  # the background is first
+            rows[0, 8:11] = (0, 0, 9)
+            rows[1, 11:14] = (0, 9, 0)
+            rows[2, 8:11] = (0, 9, 0)
+            rows[2, 0] = 80.0  # the centre is far outside of the image
+            return rows
+
+    settings = {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}], "scores": "softmax", "background": "first"}
+    task, data = UnlabelledDetection(), Taught()
+    objects = task.truth(data, "test", {"detector": settings})
+    assert [row.classes.tolist() for row in objects[:4]] == [[1], [0], [], []]
+    assert [row.classes.tolist() for row in task.truth(data, "test", {"detector": settings}, [1, 0])] == [[0], [1]]
+    rows = data.targets("test")
+    facts = task.evaluate({"original": ModelOutputs(rows, True, {"detector": settings})}, data, "test", "")
+    assert [row["objects"] for row in facts["original"]["per_class"]] == [1, 1]

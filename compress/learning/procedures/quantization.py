@@ -273,10 +273,13 @@ class _Quantization:
             facts = {**history, task.score_name: dict(outcome.scores), "training_agrees": outcome.agreement}
             result = replace(outcome.result, training=facts, own_scales=ptq.own_scales)
             if result.method == "ptq":
-                scores = " and ".join(f"{score:.3f} by {method}" for method, score in outcome.scores.items())
+                before, after = outcome.scores["ptq"], outcome.scores["qat"]
+                advice = "more validation samples show smaller differences"
+                if after < before:
+                    advice = "a smaller learning_rate changes the model less"
                 progress.note(
-                    f"quantize: the training is not kept: {task.score_name} is {scores}; a smaller learning_rate "
-                    "changes the model less"
+                    f"quantize: the training is not kept: {task.score_name} is {before:.3f} with post-training "
+                    f"quantization and {after:.3f} after the training; {advice}"
                 )
                 return result
             return post_training.described(result, trained, trained_plan, self.samples.held_out, progress=progress)

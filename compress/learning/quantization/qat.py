@@ -162,7 +162,7 @@ def _relative_rates(model: Any) -> dict[str, Rate]:
         weights = np.asarray(layer.kernel, np.float64)
         shape = layer.axes.output_shape(weights.shape)
         size = np.sqrt((weights**2).mean(axis=tuple(np.flatnonzero(np.equal(shape, 1))), keepdims=True))
-        size = np.maximum(size, LEAST_SIZE * size.max(initial=0.0)) / np.sqrt(2 / layer.axes.fan(weights.shape))
+        size = np.maximum(size, LEAST_SIZE * (size.max() or 1.0)) / np.sqrt(2 / layer.axes.fan(weights.shape))
         rates[layer.kernel.path] = Rate(np.broadcast_to(size, weights.shape).astype(np.float32))
     return rates
 

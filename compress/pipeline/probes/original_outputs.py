@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.core.progress import Phase, Progress
 from compress.data.types import Data, Objects, Split
 from compress.model.tflite.interpreter import LoadedModel
+from compress.tasks import task_of
 
 LARGE_BYTES = 1 << 28
 """Outputs of a split that are larger than this are kept in a temporary file."""
@@ -75,7 +77,8 @@ class TaughtByOriginal:
     def targets(self, split: Split) -> NDArray[np.float32]:
         """Return the outputs of the original for every sample of a split as rows [n, values]."""
         if split not in self._targets:
-            model = LoadedModel(self._original.file(MODEL_TFLITE), reproducible=True)
+            order = partial(task_of(self.full).output_order, specification=self._original.facts.get("specification"))
+            model = LoadedModel(self._original.file(MODEL_TFLITE), reproducible=True, order=order)
             samples = self.full.inputs(split)
             with self._progress.phase(Phase("outputs of the original", unit="sample")):
                 self._targets[split] = output_rows(model, samples, self._progress)

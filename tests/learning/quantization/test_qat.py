@@ -63,6 +63,26 @@ def test_a_range_that_does_not_follow_is_no_variable(keras: Any) -> None:
     assert layer.get_weights() == []
 
 
+@pytest.mark.parametrize("kind", ["Conv2D", "DepthwiseConv2D", "Conv2DTranspose", "Dense"])
+def test_rates_follow_the_size_of_each_output_channel(keras: Any, kind: str) -> None:
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 6))
+    arguments = {"Dense": (6,), "DepthwiseConv2D": (3,)}.get(kind, (6, 3))
+    layer = fake_quantization.layers()[f"Quantized{kind}"](*arguments)
+    model = keras.Model(image, layer(image))
+    shape = layer.kernel.shape
+    new = np.random.default_rng(0).normal(0, np.sqrt(2 / layer.axes.fan(shape)), shape)
+    factors = np.array([1, 1, 100, 0, 0.01, 1.0])
+    layer.kernel.assign(layer.axes.times_outputs(new, factors))
+    (rate,) = qat._relative_rates(model).values()
+    assert rate.factor.shape == shape
+    by_output = np.unique(rate.factor)
+    assert by_output.max() == pytest.approx(100, rel=0.5)
+    assert 0 < by_output.min() <= 1.5e-3 * by_output.max()
+    layer.kernel.assign(np.zeros(shape))
+    assert (next(iter(qat._relative_rates(model).values())).factor > 0).all()
+
+
 def test_kernels_of_any_size_learn_alike(keras: Any, tmp_path: Path) -> None:
     """Inputs that are a thousand times as large, and kernels a thousandth as large, are the same function."""
     keras.utils.set_random_seed(0)

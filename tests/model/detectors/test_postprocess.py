@@ -231,11 +231,14 @@ stages: {stages}
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path, quantized: bool) -> None:
     images = np.random.default_rng(0).random((64, SIDE, SIDE, 3), np.float32)
-    np.savez(tmp_path / "photos.npz", images=images)
+    np.savez(tmp_path / "photos.npz", images=images, places=np.arange(64) % 2)
     file_of(keras, tmp_path, images if quantized else None)
     stages = "[package: {labels: [a, b, c]}]" if quantized else "[quantize: {}, package: {labels: [a, b, c]}]"
     detector = "{family: auto, most: 12, overlap: 1.0, least_score: 0.3}"
-    (tmp_path / "p.yaml").write_text(PIPELINE.format(detector=detector, stages=stages))
+    text = PIPELINE.format(detector=detector, stages=stages)
+    if quantized:  # the classes of the data, such as places, are not those of the detector
+        text = text.replace("y: null", "y: places")
+    (tmp_path / "p.yaml").write_text(text)
     record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
     assert record["status"] in ("ok", "warnings"), record
     opened = Bundle(next((tmp_path / "runs").rglob("*.coralline")).read_bytes())
@@ -248,7 +251,9 @@ def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path,
     host = record["models"]["original"]["measurements"]["ap"]
     assert host["value"] == 1.0
     assert "with the original's objects of a score of 0.3 or more as labels" in host["note"]
+    assert {row["name"] for row in record["comparison"]["per_class"]} <= set(opened.labels)
     measured = compare(opened, RuntimeOptions())["models"]
+    assert "with the original's objects as labels" in measured["original"]["ap"]["note"]
     for role in opened.roles:
         assert measured[role]["ap"]["value"] == pytest.approx(
             opened.manifest["evaluation"]["metrics"][f"ap_{role}"]["value"], abs=1e-6
