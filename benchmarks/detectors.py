@@ -6,8 +6,8 @@ Each file goes through `python -m compress export` with photos without labels, a
 frigate`. The table says whether the detector is recognized, how many operators of the int8 file would be mapped, its
 average precision with the original's objects as labels, its predicted latency, the CPU time and memory of the export,
 and whether Frigate can use it, or why not. Without files, the detectors of the shared files are taken, and without a
-folder the photos of coco128: these need the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
-benchmarks/results/detectors.json.
+folder the 128 training photos of coco128: these need the shared files (CORALLINE_SHARED, or ../shared next to the
+project). Writes benchmarks/results/detectors.json.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def main() -> int:
         photos = options.photos
         if photos is None:
             with tarfile.open(SHARED / "data" / "coco128.tar") as archive:
-                archive.extractall(folder / "photos", filter="data")
-            photos = folder / "photos"
+                archive.extractall(folder, filter="data")
+            photos = folder / "images" / "train2017"
         for number, file in enumerate(files):
             print(f"{file.name} ...", file=sys.stderr, flush=True)
             results["files"][file.name] = exported(file, photos.resolve(), folder / str(number))
