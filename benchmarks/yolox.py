@@ -374,7 +374,8 @@ def files(folder: Path, name: str, file: Path, size: int, samples: Floats) -> di
 def compared(folder: Path, name: str, file: Path, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the average precision of a network in float and as each tool's int8 file, and facts about the files.
 
-    It is measured with the labels (`ap`), and with the objects of the float network as labels (`found_again`).
+    The average precision is measured with the labels (`ap`), and with the objects of the float network as labels
+    (`found_again`).
     """
     training, validation = (photos(folder, split, size) for split in ("train2017", "val2017"))
     quantized_files = files(folder, name, file, size, training.inputs[:CALIBRATION])

@@ -203,7 +203,7 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     models = (Measurement(**findings.test[model][metric.name]) for model in ("original", "result"))
     causes = about_original(metric, findings.inputs, findings.batch_norms, *models)
     fit = input_range(findings.test.get("input_range"), labelled=not task.learns_from_original)
-    # Labels and objects show what the values are worth: noise around a constant one may go.
+    # A task with labels or objects is judged by those: a channel that becomes constant may not matter to them.
     about_outputs = channels(findings.test.get("outputs", ())) if task.compares_values else []
     return [*causes, *fit, *about_outputs, *about_result]
 

@@ -59,7 +59,9 @@ def _candidates(facts: QuantizationRecord) -> Iterator[Block]:
     header = ["Step", "Signal-to-noise ratio", "Agreement", "Outcome"]
     if sees_differences:
         header.insert(2, "Difference of probabilities and boxes")
-        caption += " The smallest difference decides, or the ratio where the difference is no more than chance."
+        caption += (
+            " The candidate with the smallest difference is kept; where differences may be chance, the ratio decides."
+        )
     yield Heading("Candidates")
     yield Table(tuple(header), rows, caption)
     for row in facts.not_tried[:MAX_TRIALS]:

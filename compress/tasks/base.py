@@ -312,7 +312,7 @@ class Task(ABC):
     learns_from_original: ClassVar[bool] = False
     """Whether the targets are the outputs of the original model."""
     compares_values: ClassVar[bool] = False
-    """Whether the values of the outputs show what the result is worth: nothing else, such as labels, does."""
+    """Whether the verdict depends on the values of the outputs, because there are no labels or objects to judge by."""
     models: ClassVar[str]
     """Name of its models in messages, in the plural."""
     metrics: ClassVar[tuple[Metric, ...]]

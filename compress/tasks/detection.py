@@ -80,8 +80,8 @@ class ByObjects(Judge):
         return float(snr_db(*near)[0] + snr_db(*scores)[0]) / 2
 
     def differences(self, expected: Any, actual: Any, maths: Any = np) -> list[Any]:
-        """Return the differences of the probabilities and of the boxes; if there are keypoints, also those of their
-        positions and of the probabilities that they are visible.
+        """Return the differences of the probabilities and of the boxes; if there are keypoints, also the differences of
+        their positions and of the probabilities that they are visible.
 
         Each side of a box counts relative to the size of the box, and a position in its own unit, up to 1. All but the
         probabilities of objects are weighted by the probability that the original finds an object there.
@@ -159,7 +159,7 @@ class Detection(Task):
     def truth(
         self, data: Data, split: Split, specification: Specification, samples: Sequence[int] | None = None
     ) -> list[Objects]:
-        """Return the objects that are to be found in some samples of a split (None: in all): those of the labels."""
+        """Return the objects that are to be found in some samples of a split (None: in all): the labelled objects."""
         objects = data.objects(split)
         return objects if samples is None else [objects[sample] for sample in samples]
 

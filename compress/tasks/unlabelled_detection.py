@@ -116,7 +116,7 @@ class UnlabelledDetection(Detection):
         return [Objects(found.boxes, found.classes) for found in with_area]
 
     def class_names(self, data: Data) -> Sequence[str]:
-        """Return no names: the data's classes, such as folders of photos, are not those of the detector."""
+        """Return no names: the classes of the data, such as folders of photos, are not the classes of the detector."""
         return ()
 
     def augmentation(self, augment: RandomChanges) -> Change | None:
@@ -150,7 +150,7 @@ class UnlabelledDetection(Detection):
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare the objects of both models, and the values of the outputs if there are few objects.
 
-        What few objects show is a warning at most.
+        A comparison of few objects leads to a warning at most.
         """
         agreed, count = facts["agreement"]
         objects = sum(row["objects"] for row in facts[original]["per_class"])
@@ -164,13 +164,13 @@ class UnlabelledDetection(Detection):
             )
             reasons.append(VerdictReason("warning", text, "named"))
         elif agreed < DOUBTFUL:
-            text = (
-                f"of {count:,} objects that one of the models finds with a score of {SURE:g} or more, the other finds "
-            )
+            found = f"{agreed:.0%} of the {count:,} objects"
+            text = f"both models find {found} that either finds with a score of {SURE:g} or more"
             level: Level = "not usable" if agreed < UNLIKE and count >= ENOUGH else "warning"
-            reasons.append(VerdictReason(level, f"{text}{agreed:.0%}"))
+            reasons.append(VerdictReason(level, text))
         if precision is not None and precision < KEPT:
-            text = f"of {objects:,} objects of the original, the result has an average precision of {precision:.3f}"
+            known = f"{objects:,} objects of the original as labels"
+            text = f"the average precision of the result is {precision:.3f}, with {known}"
             reasons.append(VerdictReason("not usable" if objects >= ENOUGH else "warning", text))
         if objects < ENOUGH:
             reasons += little_left(facts.get("outputs", ()), "warning")

@@ -168,7 +168,7 @@ class Detector:
         return sizes
 
     def classes_of(self, values: int) -> int:
-        """Return the number of classes, background included, of a model whose outputs have so many values together.
+        """Return the number of classes, with the background, of a model from the number of values of all its outputs.
 
         Raises:
             DetectionError: no number of classes gives so many values.
@@ -181,7 +181,7 @@ class Detector:
         return classes
 
     def classes_in(self, values: int) -> int:
-        """Return the same without the background."""
+        """Return the number of classes without the background, see `classes_of`."""
         return self.classes_of(values) - (self.specification["background"] is not None)
 
     def misfit(self, shapes: Sequence[Any]) -> Optional[str]:

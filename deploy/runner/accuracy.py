@@ -1,9 +1,9 @@
 """Accuracy of a bundle's models on this device, on the samples in the bundle.
 
 The float original and the int8 model run on the CPU, the compiled model on the Edge TPU, all with the preprocessing of
-the bundle. Classifiers are measured by accuracy, detectors by average precision; of photos without labels, the objects
-that the original finds take their place. For other tasks, and for other samples without labels, the outputs are
-compared with those of the original model on the host that packed the bundle.
+the bundle. Classifiers are measured by accuracy, detectors by average precision. For a detector without labels, the
+objects that the original model finds take the place of labels. For other tasks, and for other samples without labels,
+the outputs are compared with the outputs of the original model on the host that packed the bundle.
 """
 
 from __future__ import annotations
